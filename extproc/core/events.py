@@ -1,0 +1,103 @@
+"""What happened, as typed facts that telemetry listens to. Deciding code announces these and never counts anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from extproc.core.breaker import Outcome, State
+from extproc.core.refusal import Reason
+from extproc.core.request import Request, Usage
+
+__all__ = [
+    "Admitted", "AttemptFailed", "BreakerMoved", "Event", "Overshot", "Probed", "Queued", "Refused", "Settled",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A request has to wait; predicted_s is the forecast of its wait."""
+
+    request: Request
+    predicted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request goes to order[0], with the rest of `order` behind it for failover."""
+
+    request: Request
+    order: tuple[str, ...]
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request was refused. tenant and lane are empty when it was refused before they were known."""
+
+    reason: Reason
+    status: int
+    tenant: str = ""
+    lane: str = ""
+    waited_s: float = 0.0
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """One attempt at one upstream failed; error is the provider's type/code where it gave one."""
+
+    upstream: str
+    outcome: Outcome
+    status: int
+    error: str
+    ticket: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The books on a request are closed. Emitted once per admitted request.
+
+    usage None: unknown, the estimate was kept. upstream is who served, empty when nobody did. status 0: no answer was
+    sent. first_token_s: seconds from the upstream's first byte asked to the first body byte, None when unknown.
+    """
+
+    request: Request
+    upstream: str
+    attempts: int
+    status: int
+    usage: Usage | None
+    waited_s: float
+    first_token_s: float | None = None
+    duration_s: float | None = None
+    client_gone: bool = False
+    finish: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Overshot:
+    """`amount` of `key` was charged into debt: a failover or a wrong estimate."""
+
+    key: str
+    amount: float
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerMoved:
+    """An upstream's breaker went from one state to another; cause is a few words with numbers."""
+
+    upstream: str
+    before: State
+    after: State
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A canary call to an upstream ended."""
+
+    upstream: str
+    ok: bool
+    seconds: float
+
+
+Event = Queued | Admitted | Refused | AttemptFailed | Settled | Overshot | BreakerMoved | Probed

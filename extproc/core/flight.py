@@ -1,0 +1,186 @@
+"""One request from the moment its tenant's quota was taken until its books are closed: the only mutable request object.
+
+What a flight holds, and how each comes back, exactly once:
+
+* slots (one at the upstream, one of the tenant's concurrency): when the stream ends, whatever ended it;
+* tokens at an upstream (`reserved`): when its attempt failed (by how it failed), or when it served (by reported usage);
+* tokens of the tenant: when the outcome is known.
+
+Records come late, in any order, twice or never, so every step takes what it settles out of the books first; a step that
+finds nothing changes nothing. Each returns the changes to apply and does no I/O.
+
+Refunds by how an attempt ended: refused or never reached gives all tokens back; cut after it was accepted keeps the
+input and the output seen; unknown keeps the estimate. A provider that charges up front keeps what it charged. A request that
+was sent counts against requests per minute whatever became of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from extproc.core.capacity import Change, Claim
+from extproc.core.policy import Accounting, Kind
+from extproc.core.request import Request, Size, Usage
+
+__all__ = ["Flight", "Refund"]
+
+
+class Refund(StrEnum):
+    """How much of a reservation comes back after an attempt that did not serve."""
+
+    UNSENT = "unsent"
+    ALL = "all"
+    INPUT_KEPT = "input_kept"
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """See the head of this file. Times are seconds on the event loop's clock."""
+
+    request: Request
+    allowance: tuple[Claim, ...] = ()
+    prices: Mapping[str, tuple[Claim, ...]] = field(default_factory=dict)
+    accounting: Mapping[str, Accounting] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+    departed: float | None = None
+    landed: float | None = None
+    attempts: int = 0
+    settled: bool = False
+    _reserved: dict[str, tuple[Claim, ...]] = field(default_factory=dict)
+    _slot_at: str = ""
+    _tenant_slot: bool = True
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds from arrival to departure, 0 before it departed."""
+        return max(0.0, (self.departed or self.request.arrived) - self.request.arrived)
+
+    @property
+    def open_books(self) -> bool:
+        """Whether a record could still change anything."""
+        return not self.settled or bool(self._reserved)
+
+    def depart(self, order: tuple[str, ...], prices: Mapping[str, tuple[Claim, ...]], now: float) -> None:
+        """It goes to order[0], whose claims the limiter has taken."""
+        self.order, self.prices, self.departed = order, prices, now
+        self._slot_at = order[0]
+        self._reserved[order[0]] = _tokens(self.prices[order[0]])
+
+    def cancel(self) -> list[Change]:
+        """It never departed: all of the tenant's quota comes back."""
+        if self.settled or self.departed is not None:
+            return []
+        self.settled, self._tenant_slot = True, False
+        return [Change(claim.key, claim.amount) for claim in self.allowance]
+
+    def land(self, now: float) -> list[Change]:
+        """Its stream ended: slots come back. Once."""
+        if self.landed is not None:
+            return []
+        self.landed = now
+        changes = self._slot(self._slot_at, 1.0)
+        self._slot_at = ""
+        if self._tenant_slot:
+            self._tenant_slot = False
+            changes += [Change(c.key, c.amount) for c in self.allowance if _kind(c.key) == "slots"]
+        return changes
+
+    def attempt_failed(self, upstream: str, refund: Refund) -> list[Change]:
+        """`upstream` did not serve. What it held comes back, and moves to the next in order while the request runs."""
+        changes = self._give_back(upstream, refund)
+        if upstream == self._slot_at:
+            changes += self._slot(upstream, 1.0)
+            self._slot_at = ""
+            following = self.order[self.order.index(upstream) + 1 :]
+            if following:
+                changes += self._move_to(following[0])
+        return changes
+
+    def served(self, upstream: str, usage: Usage | None, seen_output: int | None = None) -> list[Change]:
+        """`upstream` answered. usage None is unknown; then seen_output, if known, bounds the output of a cut answer."""
+        if self.settled:
+            return []
+        self.settled = True
+        actual = _actual(self.request.size, usage, seen_output)
+        reserved = self._reserved.pop(upstream, None)
+        if reserved is None:
+            changes = [Change(c.key, -_amount(c.key, actual)) for c in _tokens(self.prices.get(upstream, ()))]
+        else:
+            upfront = self.accounting.get(upstream) is Accounting.UPFRONT
+            changes = [_settle(claim, actual, upfront=upfront) for claim in reserved]
+        return [c for c in (*changes, *self._settle_tenant(actual)) if c.amount]
+
+    def unserved(self, *, client_gone: bool) -> list[Change]:
+        """No upstream answered. A client that left after its request was sent still pays for the input."""
+        if self.settled:
+            return []
+        self.settled = True
+        kept = Size(self.request.size.input, 0) if client_gone else Size(0, 0)
+        return [c for c in self._settle_tenant(kept) if c.amount]
+
+    def expire(self) -> list[Change]:
+        """No record will come any more. Failed attempts get their tokens back; what is unknown keeps the estimate."""
+        known, self.settled = self.settled, True
+        if not known:
+            self._reserved.clear()
+            return []
+        return [change for name in list(self._reserved) for change in self._give_back(name, Refund.ALL)]
+
+    def _move_to(self, upstream: str) -> list[Change]:
+        changes = []
+        if self.landed is None:
+            self._slot_at = upstream
+            changes = self._slot(upstream, -1.0)
+        if not self.settled and upstream not in self._reserved:
+            self._reserved[upstream] = _tokens(self.prices[upstream])
+            changes += [Change(c.key, -c.amount) for c in self.prices[upstream] if _kind(c.key) != "slots"]
+        return changes
+
+    def _give_back(self, upstream: str, refund: Refund) -> list[Change]:
+        reserved = self._reserved.pop(upstream, ())
+        changes = []
+        if refund is Refund.INPUT_KEPT:
+            if self.accounting.get(upstream) is not Accounting.UPFRONT:
+                kept = Size(self.request.size.input, 0)
+                changes = [Change(c.key, max(0.0, c.amount - _amount(c.key, kept))) for c in reserved]
+        else:
+            changes = [Change(c.key, c.amount) for c in reserved]
+        if refund is Refund.UNSENT and reserved:
+            changes += [Change(c.key, c.amount) for c in self.prices[upstream] if _kind(c.key) == Kind.REQUESTS]
+        return changes
+
+    def _settle_tenant(self, actual: Size) -> list[Change]:
+        return [_settle(claim, actual, upfront=False) for claim in _tokens(self.allowance)]
+
+    def _slot(self, upstream: str, amount: float) -> list[Change]:
+        return [Change(c.key, amount) for c in self.prices.get(upstream, ()) if _kind(c.key) == "slots"]
+
+
+def _kind(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def _tokens(claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
+    return tuple(claim for claim in claims if _kind(claim.key) not in ("slots", Kind.REQUESTS))
+
+
+def _amount(key: str, size: Size) -> int:
+    kind = _kind(key)
+    return size.input if kind == Kind.INPUT else size.output if kind == Kind.OUTPUT else size.total
+
+
+def _settle(claim: Claim, actual: Size, *, upfront: bool) -> Change:
+    left = claim.amount - _amount(claim.key, actual)
+    return Change(claim.key, min(0.0, left) if upfront else left)
+
+
+def _actual(estimate: Size, usage: Usage | None, seen_output: int | None) -> Size:
+    if usage is not None and usage.input is not None:
+        if usage.output is not None:
+            return Size(usage.input, usage.output)
+        return Size(usage.input, estimate.output if seen_output is None else min(seen_output, estimate.output))
+    if seen_output is not None:
+        return Size(estimate.input, min(seen_output, estimate.output))
+    return estimate

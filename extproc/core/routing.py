@@ -1,0 +1,136 @@
+"""Which upstreams may serve a request, what each would cost, and the order they are tried in.
+
+Three questions, asked at three times. On arrival: who could ever serve it (`eligible`: dialect, context window,
+per-minute limits, pinned state). At every dispatch: who may be asked now (`options`: breakers, and whether a busy
+first choice may be passed over). At departure: who stands behind the first choice (`order`: only upstreams that have room now,
+since the router will not ask again).
+
+Deliberately not here: breakers themselves, and how an order reaches Envoy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from extproc.core.capacity import Claim, Option
+from extproc.core.policy import Kind, Limit, Policy, Route, Upstream, WhenBusy
+from extproc.core.refusal import Reason, Rejected
+from extproc.core.request import Dialect, Endpoint, Size
+
+__all__ = [
+    "bucket_key", "claims", "eligible", "fitting", "limits_of", "matches", "options", "order", "route_of", "slots_key",
+]  # fmt: skip
+
+
+def route_of(policy: Policy, model: str) -> Route:
+    """The first route that names `model` exactly, else the first whose pattern matches. Rejects an unknown model."""
+    patterns: Route | None = None
+    for route in policy.routes:
+        if model in route.models:
+            return route
+        if patterns is None and matches(model, route.models):
+            patterns = route
+    if patterns is None:
+        raise Rejected(Reason.UNKNOWN_MODEL, f"no route serves model {model[:100]!r}")
+    return patterns
+
+
+def matches(model: str, patterns: Iterable[str]) -> bool:
+    """Whether `model` is one of these names or fits one of these shell-style patterns."""
+    return any(fnmatchcase(model, pattern) for pattern in patterns)
+
+
+def eligible(
+    policy: Policy, route: Route, dialect: Dialect, model: str, size: Size, pin: str | None
+) -> tuple[str, ...]:
+    """The upstreams of the chain that could ever serve this request, in order.
+
+    Rejects as `no_upstream` when none speaks the dialect, as `too_large` when it exceeds every window and limit.
+    """
+    chain = [policy.upstreams[name] for name in route.chain if pin is None or name == pin]
+    speaking = [upstream for upstream in chain if dialect in upstream.dialects]
+    if not speaking:
+        raise Rejected(Reason.NO_UPSTREAM, f"no upstream of this model's chain speaks the {dialect} API")
+    large_enough = tuple(upstream.name for upstream in speaking if _holds(upstream, model, size))
+    if not large_enough:
+        raise Rejected(Reason.TOO_LARGE, f"{size.total} tokens exceed every upstream's window or per-minute limit")
+    return large_enough
+
+
+def fitting(policy: Policy, route: Route, size: Size, *, capped: bool) -> Size:
+    """The size to reserve: an output that the client did not name is cut to what the widest upstream holds."""
+    if capped:
+        return size
+    room = max(
+        (u.window - size.input if u.window else size.output) for u in map(policy.upstreams.get, route.chain) if u
+    )
+    return Size(size.input, min(size.output, max(1, room)))
+
+
+def claims(upstream: Upstream, model: str, size: Size, endpoint: Endpoint) -> tuple[Claim, ...]:
+    """All that `upstream` needs for one request: a slot, a request, and its tokens by kind."""
+    amounts = {Kind.TOTAL: size.total, Kind.INPUT: size.input, Kind.OUTPUT: size.output, Kind.REQUESTS: 1}
+    metered = endpoint not in (Endpoint.OTHER, Endpoint.COUNT_TOKENS)
+    found = [
+        Claim(bucket_key(upstream.name, limit), float(amounts[limit.kind]))
+        for limit in limits_of(upstream, model)
+        if metered or limit.kind is Kind.REQUESTS
+    ]
+    return (Claim(slots_key(upstream.name), 1.0), *found)
+
+
+def options(
+    names: Sequence[str],
+    price: Callable[[str], tuple[Claim, ...]],
+    allows: Callable[[str], bool],
+    when_busy: WhenBusy,
+    *,
+    spilled: bool,
+) -> tuple[Option, ...]:
+    """What to ask for now: every upstream whose breaker allows it, or only the first of them while the lane holds."""
+    healthy = [name for name in names if allows(name)]
+    if healthy and not (spilled and when_busy is WhenBusy.SPILL):
+        healthy = healthy[:1]
+    return tuple(Option(name, price(name)) for name in healthy)
+
+
+def order(
+    first: str, names: Sequence[str], allows: Callable[[str], bool], has_room: Callable[[str], bool]
+) -> tuple[str, ...]:
+    """`first`, then those behind it in the chain and then those before it, as long as each has room.
+
+    It ends before the first healthy one without room, so that a failover never lands on a full upstream.
+    """
+    at = names.index(first)
+    chosen = [first]
+    for name in (*names[at + 1 :], *names[:at]):
+        if allows(name):
+            if not has_room(name):
+                break
+            chosen.append(name)
+    return tuple(chosen)
+
+
+def limits_of(upstream: Upstream, model: str) -> list[Limit]:
+    """The limits that count `model`: those that name it (by public or own name), else those for any model."""
+    names = (model, upstream.own_name(model))
+    exact = [limit for limit in upstream.limits if limit.model in names]
+    return exact or [limit for limit in upstream.limits if limit.model == "*"]
+
+
+def bucket_key(upstream: str, limit: Limit) -> str:
+    """Name of a limit's bucket among all that is counted."""
+    return f"upstream/{upstream}/{limit.model}/{limit.kind}"
+
+
+def slots_key(upstream: str) -> str:
+    """Name of an upstream's concurrent slots among all that is counted."""
+    return f"upstream/{upstream}/slots"
+
+
+def _holds(upstream: Upstream, model: str, size: Size) -> bool:
+    if upstream.window is not None and size.total > upstream.window:
+        return False
+    amounts: Mapping[Kind, int] = {Kind.TOTAL: size.total, Kind.INPUT: size.input, Kind.OUTPUT: size.output}
+    return all(amounts.get(limit.kind, 0) <= limit.per_minute for limit in limits_of(upstream, model))
