@@ -1,0 +1,291 @@
+"""The composition root: the only file that knows everybody. `run(settings)` is the whole service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from extproc import dialects, tokens
+from extproc.breakers import Breakers
+from extproc.console import state
+from extproc.core.bucket import Slots, TokenBucket
+from extproc.core.capacity import Store
+from extproc.core.events import Event
+from extproc.core.flight import Flight
+from extproc.core.forecast import Pace
+from extproc.core.identity import Directory
+from extproc.core.lanes import Lanes
+from extproc.core.policy import Kind, Limit, Policy, Upstream
+from extproc.core.request import Usage
+from extproc.core.routing import bucket_key, slots_key
+from extproc.flights import Flights
+from extproc.handler import Handler, Timing
+from extproc.limiter import Limiter
+from extproc.ports import Record
+from extproc.probes.canary import Canary, Target
+from extproc.settings import Settings
+from extproc.shared import levels
+from extproc.shared.memory import MemoryCapacity
+from extproc.telemetry.log import JsonLines, log_event
+from extproc.telemetry.tally import Tally
+from extproc.watchdog import Watchdog
+from extproc.wire.server import Server
+
+__all__ = ["Service", "run"]
+
+log = logging.getLogger("tidegate")
+
+
+def run(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, then drain. Blocks."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("tidegate").setLevel(os.environ.get("TIDEGATE_LOG", "WARNING").upper())
+    uvloop.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> None:
+    service = Service(settings)
+    stopping = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, stopping.set)
+    await service.start()
+    await stopping.wait()
+    await service.drain()
+    await service.stop()
+
+
+class Service:
+    """One process's Tidegate, wired together from settings. Must be made inside a running event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Build everything; nothing is served before `start`."""
+        self.settings = settings
+        self.policy = policy = settings.policy()
+        self.clock = clock = asyncio.get_running_loop()
+        self.tally = Tally()
+        self.process = secrets.token_hex(6)
+        self.breakers = Breakers(policy.upstreams.values(), clock, self.observe)
+        self.capacity = MemoryCapacity(clock, _store(policy, settings, clock.time()))
+        self.lanes = Lanes(policy.lanes.values())
+        self.pace = Pace()
+        self.calibration = tokens.Calibration()
+        self.limiter = Limiter(
+            self.lanes,
+            self.capacity,
+            clock,
+            self.breakers.allows,
+            self.pace,
+            self.observe,
+            self.breakers.earliest_probe,
+        )
+        self.breakers.moved = self.limiter.kick
+        self.flights = Flights(
+            policy,
+            self.capacity,
+            self.breakers,
+            clock,
+            self.pace,
+            self.observe,
+            grace_s=settings.service.record_grace_s,
+            freed=self.limiter.kick,
+            learned=self._learn_size,
+        )
+        self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokens")
+        self.server = Server(
+            settings.service.address,
+            self._handler(),
+            self._learn,
+            max_body_bytes=settings.gateway.max_body_bytes,
+        )
+        self._watchdog = Watchdog(settings.service.watchdog_s)
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._console: Any = None
+
+    async def start(self) -> None:
+        """Load vocabularies, then serve."""
+        settings = self.settings
+        models = [model for route in self.policy.routes for model in route.models]
+        await self.clock.run_in_executor(self._executor, tokens.preload, models)
+        self._console = await state.serve(settings.service.console, self.state)
+        await self.server.start()
+        self._watchdog.start()
+        canary = Canary(
+            f"http://127.0.0.1:{settings.gateway.probe_port}",
+            {name: Target(u, _canary_model(settings, u)) for name, u in self.policy.upstreams.items()},
+            self.breakers,
+            self.capacity,
+            self.clock,
+            self.observe,
+        )
+        self._tasks = [
+            asyncio.create_task(work)
+            for work in (self.limiter.run(), self._sweep(), canary.run(), self._watchdog.beat(), self._ramp())
+        ]
+        for task in self._tasks:
+            task.add_done_callback(_end_if_broken)
+
+    async def drain(self) -> None:
+        """Refuse newcomers and everybody in line; wait for running answers, at most drain_s."""
+        self.limiter.drain()
+        until = self.clock.time() + self.settings.service.drain_s
+        while len(self.flights) and self.clock.time() < until:
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        """Let go of what still runs, write the levels, end."""
+        await self.server.stop()
+        for task in self._tasks:
+            task.remove_done_callback(_end_if_broken)
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._watchdog.stop()
+        self._save_levels()
+        if self._console is not None:
+            await self._console.cleanup()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def observe(self, event: Event) -> None:
+        """Tell every listener."""
+        self.tally(event)
+        log_event(event)
+
+    def state(self) -> dict[str, Any]:
+        """Everything an operator or a test may want to see, as plain data."""
+        now = self.clock.time()
+        breakers = {
+            name: {"state": b.state, "failures": b.failures, "paced": b.paced}
+            for name, b in self.breakers.by_name.items()
+        }
+        return {
+            **state.describe(self.lanes, self.capacity.levels(), now),
+            "breakers": breakers,
+            "flying": len(self.flights),
+            "unsettled": self.flights.unsettled,
+            "draining": self.limiter.draining,
+            "tally": self.tally.snapshot(),
+        }
+
+    def _handler(self) -> Handler:
+        settings, identity = self.settings, self.settings.identity
+        keys = {digest: name for name, tenant in settings.tenants.items() for digest in tenant.key_sha256}
+        return Handler(
+            self.policy,
+            Directory(self.policy.tenants, identity.tenant, identity.unknown == "reject", keys),
+            self.limiter,
+            self.flights,
+            self.capacity,
+            self.calibration,
+            self.pace,
+            self.clock,
+            self.observe,
+            process=self.process,
+            timing=Timing(
+                settings.timeouts.first_token_s, settings.timeouts.prompt_tokens_per_s, settings.timeouts.answer_s
+            ),
+            statuses=settings.status_of,
+            session_headers=identity.session_headers,
+            session_window_s=identity.session_window_s,
+            allows=self.breakers.allows,
+            executor=self._executor,
+            chance=random.random,
+        )
+
+    async def _learn(self, record: Record) -> None:
+        await self.flights.record(record)
+        upstream = self.policy.upstreams.get(record.upstream)
+        if upstream is not None and upstream.learn and record.headers:
+            self._learn_limits(upstream, record)
+
+    def _learn_size(self, flight: Flight, usage: Usage) -> None:
+        if usage.input and self.settings.tokens.calibrate:
+            self.calibration.learn(flight.request.model, flight.request.size.input, usage.input)
+
+    def _learn_limits(self, upstream: Upstream, record: Record) -> None:
+        kinds = {"tokens": Kind.TOTAL, "requests": Kind.REQUESTS, "input": Kind.INPUT, "output": Kind.OUTPUT}
+        for seen in dialects.reported(upstream.provider, record.headers, time.time()):
+            if seen.limit and seen.limit > 0:
+                per_second = seen.limit / seen.window_s
+                limit = Limit("*", kinds[seen.kind], per_second * 60, per_second * 10)
+                self.capacity.resize(bucket_key(upstream.name, limit), per_second, limit.capacity)
+                self.capacity.resize_slots(slots_key(upstream.name), upstream.concurrency or 1_000_000)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            await self.flights.sweep()
+            self._save_levels()
+
+    async def _ramp(self) -> None:
+        """Half the slots at first: answers that a former process let go may still be running, not yet heard of."""
+        ramp_s = self.settings.service.restart_ramp_s
+        limits = {key: c.limit for key, c in self.capacity.levels().items() if isinstance(c, Slots)}
+        if ramp_s > 0:
+            for key, limit in limits.items():
+                self.capacity.resize_slots(key, max(1, limit // 2))
+            await asyncio.sleep(ramp_s)
+            for key, limit in limits.items():
+                self.capacity.resize_slots(key, limit)
+            self.limiter.kick()
+        await asyncio.Event().wait()
+
+    def _save_levels(self) -> None:
+        path = self.settings.service.state_file
+        if path is not None:
+            try:
+                levels.save(Path(path), self.capacity.levels(), now=time.time(), clock_now=self.clock.time())
+            except OSError as error:
+                log.warning("bucket levels could not be written: %s", error)
+
+
+def _store(policy: Policy, settings: Settings, now: float) -> Store:
+    path = settings.service.state_file
+    known = levels.load(Path(path), time.time()) if path else {}
+    store: Store = {}
+
+    def bucket(key: str, per_minute: float, capacity: float, start: float) -> None:
+        level, age = known.get(key, (start, 0.0))
+        store[key] = TokenBucket(per_minute / 60, capacity, min(level, capacity), now - age)
+
+    for upstream in policy.upstreams.values():
+        for limit in (limit for limit in upstream.limits if isfinite(limit.per_minute)):
+            bucket(bucket_key(upstream.name, limit), limit.per_minute, limit.capacity, 0.0)
+        slots = upstream.concurrency or (upstream.learn_concurrency if upstream.learn else None)
+        if slots is not None:
+            store[slots_key(upstream.name)] = Slots(slots)
+    for tenant in policy.tenants.values():
+        if tenant.tpm is not None:
+            bucket(f"tenant/{tenant.name}/total", tenant.tpm, float(tenant.tpm), float(tenant.tpm))
+        if tenant.rpm is not None:
+            bucket(f"tenant/{tenant.name}/requests", tenant.rpm, float(tenant.rpm), float(tenant.rpm))
+        if tenant.concurrency is not None:
+            store[f"tenant/{tenant.name}/slots"] = Slots(tenant.concurrency)
+    return store
+
+
+def _canary_model(settings: Settings, upstream: Upstream) -> str:
+    named = settings.upstreams[upstream.name].canary_model or next(iter(upstream.models.values()), None)
+    if named is not None:
+        return named
+    served = (m for r in settings.routes if upstream.name in r.chain for m in r.models if "*" not in m)
+    return upstream.own_name(next(served, "default"))
+
+
+def _end_if_broken(task: asyncio.Task[Any]) -> None:
+    """A background duty that dies would leave a service that only looks alive: end it, something will restart it."""
+    if not task.cancelled() and task.exception() is not None:
+        log.critical("a background task broke", exc_info=task.exception())
+        os._exit(70)

@@ -1,0 +1,54 @@
+"""`tidegate check`: what the settings alone cannot know, and what is worth saying though it is no mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from extproc.core.request import Dialect
+from extproc.render.envoy import bootstrap, to_yaml
+from extproc.render.envoy import validate as validate_envoy
+from extproc.settings import Settings, SettingsError
+
+__all__ = ["advice", "validate"]
+
+
+def validate(settings: Settings) -> None:
+    """Files that must be there are, and the real Envoy accepts the rendered config. SettingsError, RenderError."""
+    missing = [
+        f"upstreams.{name}.{key}: {path} cannot be read"
+        for name, upstream in settings.upstreams.items()
+        for key, path in (("key_file", upstream.key_file), ("ca_file", upstream.ca_file))
+        if path is not None and not _readable(path)
+    ]
+    if settings.identity.jwt is not None and not _readable(settings.identity.jwt.jwks_file):
+        missing.append(f"identity.jwt.jwks_file: {settings.identity.jwt.jwks_file} cannot be read")
+    if missing:
+        raise SettingsError(missing)
+    validate_envoy(to_yaml(bootstrap(settings)))
+
+
+def advice(settings: Settings) -> Iterator[str]:
+    """One line for each thing that works but may surprise."""
+    policy = settings.policy()
+    for i, route in enumerate(settings.routes):
+        for dialect in Dialect:
+            able = [name for name in route.chain if dialect in policy.upstreams[name].dialects]
+            if not able:
+                yield f"note: routes[{i}]: callers of the {dialect} API cannot be served"
+            elif len(able) < len(route.chain):
+                yield f"note: routes[{i}]: callers of the {dialect} API are served by {', '.join(able)} only"
+        for name in route.chain:
+            upstream = settings.upstreams[name]
+            if upstream.key_file is None and not upstream.owned and upstream.provider not in ("fake", "vllm", "sglang"):
+                yield f"note: upstreams.{name}: no key_file, requests go out without credentials"
+    if not settings.service.state_file:
+        yield "note: service.state_file: not set, buckets start empty after a restart"
+
+
+def _readable(path: str) -> bool:
+    try:
+        with Path(path).open("rb") as file:
+            return bool(file.read(1))
+    except OSError:
+        return False

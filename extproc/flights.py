@@ -1,0 +1,317 @@
+"""Everything that was let go and is not yet accounted for: opens the books on a request and closes them exactly once.
+
+`board` takes the tenant's quota on the way in and gives back, on the way out, what the request still holds. Outcomes
+arrive beside it, as records of Envoy's access log: before the stream's end, after it, in any order, or never. They are
+learned from here: tokens are settled, breakers told, forecasts fed. A record that never comes is replaced after a grace
+period by the estimate. Records of requests that a former process let go keep their slots counted until they end.
+
+Deliberately not here: the arithmetic of what comes back (core.flight), and the meaning of errors and usage (dialects).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from extproc.breakers import Breakers
+from extproc.core.breaker import Outcome
+from extproc.core.bucket import TokenBucket
+from extproc.core.capacity import Answer, Ask, Change, Claim, Option
+from extproc.core.events import AttemptFailed, Overshot, Settled
+from extproc.core.flight import Flight, Refund
+from extproc.core.forecast import Pace
+from extproc.core.policy import Policy
+from extproc.core.refusal import Reason, Rejected, Window
+from extproc.core.request import Request, Usage
+from extproc.core.routing import slots_key
+from extproc.dialects import ErrorClass, classify, usage_of
+from extproc.ports import Capacity, Clock, Observer, Record, RecordKind
+
+__all__ = ["Flights", "quota"]
+
+LEASE_S = 15.0
+"""A former process's request that has not been heard of for this long is taken to have ended."""
+
+CLIENT_LEFT = frozenset({"downstream_connection_termination", "downstream_remote_reset"})
+UNSENT = frozenset(
+    {"upstream_connection_failure", "no_healthy_upstream", "upstream_overflow", "dns_resolution_failure"}
+)
+CUT = frozenset(
+    {
+        "upstream_request_timeout", "upstream_remote_reset", "upstream_connection_termination", "local_reset",
+        "upstream_protocol_error", "stream_idle_timeout", "duration_timeout",
+    }
+)  # fmt: skip
+
+
+class Flights:
+    """All open books of this process. Call `sweep` about once a second."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        capacity: Capacity,
+        breakers: Breakers,
+        clock: Clock,
+        pace: Pace,
+        observer: Observer,
+        *,
+        grace_s: float,
+        freed: Callable[[], None],
+        learned: Callable[[Flight, Usage], None],
+    ) -> None:
+        """`freed` is called after capacity came back; `learned` hears of every reported usage."""
+        self._policy = policy
+        self._capacity = capacity
+        self._breakers = breakers
+        self._clock = clock
+        self._pace = pace
+        self._observe = observer
+        self._grace_s = grace_s
+        self._freed = freed
+        self._learned = learned
+        self._flights: dict[str, Flight] = {}
+        self._adopted: dict[str, tuple[str, float]] = {}
+        self._returning: set[asyncio.Future[None]] = set()
+
+    def __len__(self) -> int:
+        """Requests whose stream is open."""
+        return sum(flight.landed is None for flight in self._flights.values())
+
+    @property
+    def unsettled(self) -> int:
+        """Requests whose books are open, ended or not."""
+        return len(self._flights)
+
+    @asynccontextmanager
+    async def board(self, request: Request) -> AsyncIterator[Flight]:
+        """Take the tenant's quota and give back on leaving what is still held. Rejected when the quota is spent."""
+        claims = quota(self._policy, request)
+        if claims:
+            await self._take_quota(request, claims)
+        flight = self._flights[request.ticket] = Flight(request, claims)
+        try:
+            yield flight
+        finally:
+            now = self._clock.time()
+            if flight.departed is None:
+                changes = flight.cancel()
+            else:
+                self._pace.learn_hold(flight.order[0], now - flight.departed)
+                changes = flight.land(now)
+            self._forget_if_closed(flight)
+            await self._apply(changes)
+
+    async def record(self, record: Record) -> None:
+        """Learn from one record. Records of unknown requests teach the breakers only."""
+        flight = self._flights.get(record.ticket)
+        if flight is None:
+            await self._record_of_another(record)
+        elif record.kind is RecordKind.ATTEMPT:
+            await self._attempt_failed(flight, record)
+        elif record.kind is RecordKind.FINAL and not flight.settled:
+            await self._final(flight, record)
+        if flight is not None:
+            self._forget_if_closed(flight)
+
+    async def sweep(self) -> None:
+        """Close the books whose record did not come, and let go of silent requests of a former process."""
+        now = self._clock.time()
+        for flight in [f for f in self._flights.values() if f.landed is not None and now - f.landed > self._grace_s]:
+            if not flight.settled:
+                self._observe(Settled(flight.request, "", flight.attempts, 0, None, flight.waited_s))
+            changes = flight.expire()
+            self._flights.pop(flight.request.ticket, None)
+            await self._apply(changes)
+        for ticket in [t for t, (_, heard) in self._adopted.items() if now - heard > LEASE_S]:
+            await self._let_go(ticket)
+
+    async def _take_quota(self, request: Request, claims: tuple[Claim, ...]) -> None:
+        answer = await self._take(Ask(request.ticket, (Option(request.tenant, claims),)))
+        if answer.option is None:
+            raise self._over_quota(request, answer)
+
+    async def _take(self, ask: Ask) -> Answer:
+        if self._capacity.immediate:
+            return (await self._capacity.take([ask]))[0]
+        asking = asyncio.ensure_future(self._capacity.take([ask]))
+        try:
+            return (await asyncio.shield(asking))[0]
+        except asyncio.CancelledError:
+            asking.add_done_callback(self._return_unwanted)
+            raise
+
+    def _return_unwanted(self, asking: asyncio.Future[list[Answer]]) -> None:
+        option = asking.result()[0].option
+        if option is not None:
+            returning = asyncio.ensure_future(self._apply([Change(c.key, c.amount) for c in option.claims]))
+            self._returning.add(returning)
+            returning.add_done_callback(self._returning.discard)
+
+    def _over_quota(self, request: Request, answer: Answer) -> Rejected:
+        if any(key.endswith("/slots") for key in answer.short):
+            retry_after = max(1.0, self._pace.hold_s(self._policy.routes[0].chain[0]))
+            return Rejected(Reason.TENANT_CONCURRENCY, retry_after=retry_after)
+        window = {kind: self._window(f"tenant/{request.tenant}/{kind}") for kind in ("total", "requests")}
+        return Rejected(
+            Reason.TENANT_QUOTA, retry_after=answer.retry_after, tokens=window["total"], requests=window["requests"]
+        )
+
+    def _window(self, key: str) -> Window | None:
+        bucket = self._capacity.levels().get(key)
+        if not isinstance(bucket, TokenBucket):
+            return None
+        now = self._clock.time()
+        return Window(int(bucket.rate * 60), max(0, int(bucket.level_at(now))), bucket.wait_for(bucket.capacity, now))
+
+    async def _attempt_failed(self, flight: Flight, record: Record) -> None:
+        flight.attempts = max(flight.attempts, record.attempt)
+        outcome = self._judge(record, began=flight.departed or self._clock.time())
+        if record.flags & CLIENT_LEFT or 0 < record.status < 400:  # noqa: PLR2004 - the answer had begun
+            return
+        self._observe(AttemptFailed(record.upstream, outcome, record.status, record.error, record.ticket))
+        refund = Refund.UNSENT if record.flags & UNSENT else Refund.INPUT_KEPT if record.flags & CUT else Refund.ALL
+        await self._apply(flight.attempt_failed(record.upstream, refund))
+
+    async def _final(self, flight: Flight, record: Record) -> None:
+        flight.attempts = max(flight.attempts, record.attempt)
+        client_gone = bool(record.flags & CLIENT_LEFT) or record.status == 0
+        usage: Usage | None = None
+        if 0 < record.status < 400:  # noqa: PLR2004 - an answer was begun
+            usage = self._usage(flight, record)
+            complete = bool(record.tail.get("finish") or record.tail.get("done"))
+            seen = None if complete or not flight.request.stream else _number(record.tail.get("events"))
+            changes = flight.served(record.upstream, usage, seen)
+            self._learn(flight, record, usage, complete=complete, client_gone=client_gone)
+        else:
+            at = record.upstream or flight.order[-1]
+            changes = flight.attempt_failed(at, Refund.INPUT_KEPT) if client_gone else []
+            changes += flight.unserved(client_gone=client_gone)
+        self._observe(_settled(flight, record, usage, client_gone=client_gone))
+        await self._apply(changes)
+
+    def _usage(self, flight: Flight, record: Record) -> Usage | None:
+        usage = usage_of(flight.request.dialect, record.tail)
+        return usage if usage.input is not None or usage.output is not None else None
+
+    def _learn(self, flight: Flight, record: Record, usage: Usage | None, *, complete: bool, client_gone: bool) -> None:
+        if usage is not None:
+            self._learned(flight, usage)
+            if usage.output and record.duration_s and complete:
+                generating = record.duration_s - flight.waited_s - (record.first_token_s or 0.0)
+                self._pace.learn_output(flight.request.model, generating, usage.output)
+        if client_gone:
+            return
+        sound = not record.tail.get("error") and not record.flags & CUT and (complete or not flight.request.stream)
+        outcome = Outcome.SUCCESS if sound else Outcome.FAILURE
+        if not record.flags & CUT:  # a cut was already counted by its attempt record
+            cause = f"answer with error {record.tail['error']}" if record.tail.get("error") else "answer ended early"
+            self._breakers.record(record.upstream, outcome, began=flight.departed or 0.0, cause=cause)
+
+    def _judge(self, record: Record, *, began: float) -> Outcome:
+        upstream = self._policy.upstreams.get(record.upstream)
+        outcome = _outcome(record, upstream.provider if upstream else "")
+        what = record.error or ", ".join(sorted(record.flags)) or "no answer"
+        self._breakers.record(record.upstream, outcome, began=began, cause=f"status {record.status}: {what}")
+        return outcome
+
+    async def _record_of_another(self, record: Record) -> None:
+        if record.kind is RecordKind.ATTEMPT:
+            self._judge(record, began=self._clock.time() - record.duration_s)
+        elif record.kind is RecordKind.RUNNING and record.upstream in self._policy.upstreams:
+            known = record.ticket in self._adopted
+            self._adopted[record.ticket] = (record.upstream, self._clock.time())
+            if not known:
+                await self._apply([Change(slots_key(record.upstream), -1.0)])
+        elif record.kind is RecordKind.FINAL and record.ticket in self._adopted:
+            await self._let_go(record.ticket)
+
+    async def _let_go(self, ticket: str) -> None:
+        upstream, _ = self._adopted.pop(ticket)
+        await self._apply([Change(slots_key(upstream), 1.0)])
+
+    def _forget_if_closed(self, flight: Flight) -> None:
+        never_left = flight.departed is None and flight.settled
+        if never_left or (flight.landed is not None and not flight.open_books):
+            self._flights.pop(flight.request.ticket, None)
+
+    async def _apply(self, changes: Sequence[Change]) -> None:
+        if not changes:
+            return
+        before = self._capacity.levels()
+        for change in changes:
+            if (
+                change.amount < 0
+                and not change.key.endswith("/slots")
+                and isinstance(before.get(change.key), TokenBucket)
+            ):
+                self._observe(Overshot(change.key, -change.amount))
+        if self._capacity.immediate:
+            await self._capacity.change(changes)
+        else:
+            await asyncio.shield(self._capacity.change(changes))
+        self._freed()
+
+
+def quota(policy: Policy, request: Request) -> tuple[Claim, ...]:
+    """What a request takes of its tenant's own allowance: a slot, a request, and its tokens."""
+    tenant = policy.tenants[request.tenant]
+    place = f"tenant/{tenant.name}"
+    found = []
+    if tenant.concurrency is not None:
+        found.append(Claim(f"{place}/slots", 1.0))
+    if tenant.rpm is not None:
+        found.append(Claim(f"{place}/requests", 1.0))
+    if tenant.tpm is not None:
+        found.append(Claim(f"{place}/total", float(request.size.total)))
+    return tuple(found)
+
+
+def _outcome(record: Record, provider: str) -> Outcome:
+    if record.flags & CLIENT_LEFT:
+        return Outcome.IGNORED
+    if record.flags & (UNSENT | CUT):
+        return Outcome.FAILURE
+    kind, _, code = record.error.partition("/")
+    match classify(provider, record.status, kind, code):
+        case ErrorClass.PACE:
+            return Outcome.PACED
+        case ErrorClass.CLIENT | ErrorClass.NONE:
+            return Outcome.IGNORED
+        case _:
+            return Outcome.FAILURE
+
+
+def _settled(flight: Flight, record: Record, usage: Usage | None, *, client_gone: bool) -> Settled:
+    return Settled(
+        request=flight.request,
+        upstream=record.upstream,
+        attempts=max(1, flight.attempts),
+        status=record.status,
+        usage=usage,
+        waited_s=flight.waited_s,
+        first_token_s=record.first_token_s,
+        duration_s=record.duration_s,
+        client_gone=client_gone,
+        finish=str(record.tail.get("finish", "")),
+    )
+
+
+def _number(word: str | float | None) -> int | None:
+    try:
+        return None if word is None else max(0, int(word))
+    except (ValueError, OverflowError):
+        return None
+
+
+def facts_of(flight: Flight) -> Mapping[str, str | float]:
+    """What a departure says of itself for later records."""
+    request = flight.request
+    return {
+        "tenant": request.tenant,
+        "lane": request.lane,
+        "model": request.model,
+        "session": request.session.id,
+        "reserved": float(request.size.total),
+    }

@@ -1,0 +1,283 @@
+"""The only code that waits: it hands out capacity to waiting requests, best claim first.
+
+Every request joins its lane, and a pass over the heads of all lanes asks capacity for what each would take. A request
+that gets its turn in the pass of its own arrival never waits. Otherwise it stays in line until a pass grants it (after
+a release, a refill, a breaker's move), until it has waited its max, or until its client leaves.
+
+Taken means handed over or handed back, exactly once. A waiter that leaves while a pass is asking for it is only marked;
+the pass sees the mark when the answer is there and gives back what nobody wants any more. A waiter that was granted and
+is cancelled before it could notice gives back itself.
+
+When capacity lives in this process a pass is one synchronous step and runs at once in the arriving request's own task.
+When it suspends, passes run in one task of their own, which nobody cancels half-way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from itertools import count
+from math import inf, isfinite
+
+from extproc.core import forecast
+from extproc.core.capacity import Ask, Change, Claim, Option
+from extproc.core.events import Queued
+from extproc.core.lanes import FIRST_ONLY, Lanes, Waiter
+from extproc.core.policy import WhenBusy
+from extproc.core.refusal import Reason, Rejected
+from extproc.core.request import Request
+from extproc.core.routing import options
+from extproc.ports import Capacity, Clock, Observer
+
+__all__ = ["Grant", "Limiter", "Wants"]
+
+TICK_S = 0.001
+"""No pass is scheduled sooner than this after another, so that rounding never makes a busy loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What one request could take: upstreams in order of preference, and what each costs it."""
+
+    names: tuple[str, ...]
+    prices: dict[str, tuple[Claim, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The upstream that serves first; its claims are taken and belong to the caller now. waited: whether it queued."""
+
+    upstream: str
+    waited: bool
+
+
+class _Turn(Waiter):
+    """A waiter with the means to wake it."""
+
+    __slots__ = ("event", "timer", "wants")
+
+    def __init__(self, request: Request, group: tuple[str, ...], seq: int, wants: Wants) -> None:
+        super().__init__(request, group, seq)
+        self.event = asyncio.Event()
+        self.timer: asyncio.TimerHandle | None = None
+        self.wants = wants
+
+
+class Limiter:
+    """See the head of this file. `allows` says whether an upstream's breaker lets users' requests through."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        capacity: Capacity,
+        clock: Clock,
+        allows: Callable[[str], bool],
+        pace: forecast.Pace,
+        observer: Observer,
+        earliest_probe: Callable[[tuple[str, ...]], float],
+    ) -> None:
+        """`earliest_probe` tells when the first of some upstreams may be tried again, on the clock."""
+        self.lanes = lanes
+        self.draining = False
+        self._capacity = capacity
+        self._clock = clock
+        self._allows = allows
+        self._pace = pace
+        self._observe = observer
+        self._earliest_probe = earliest_probe
+        self._seq = count()
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Passes whenever something changed. Runs until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._pass()
+
+    def kick(self) -> None:
+        """Something changed that may let a waiter go: capacity came back, a breaker moved, a limit grew."""
+        if len(self.lanes):
+            self._wake.set()
+
+    def drain(self) -> None:
+        """Refuse newcomers and everybody in line, from now on."""
+        self.draining = True
+        for waiter in self.lanes.waiters():
+            assert isinstance(waiter, _Turn)  # noqa: S101 - only this class fills the lanes
+            waiter.event.set()
+
+    async def acquire(self, request: Request, wants: Wants, queued: Callable[[float], Awaitable[None]]) -> Grant:
+        """The capacity of one upstream, taken. Rejected when it cannot be had in time; `queued` hears of a real wait.
+
+        Cancellation at any await leaves nothing taken.
+        """
+        if self.draining:
+            raise Rejected(Reason.DRAINING, retry_after=1.0)
+        turn = self._join(request, wants)
+        try:
+            if self._capacity.immediate:
+                await self._pass()
+            else:
+                self._wake.set()
+                await asyncio.sleep(0)
+            if turn.granted is None:
+                await self._wait(turn, queued)
+                return Grant(self._granted(turn), waited=True)
+            return Grant(turn.granted.name, waited=False)
+        except BaseException:
+            await self._leave(turn)
+            raise
+
+    def predicted_s(self, request: Request, wants: Wants, turn: Waiter | None = None) -> float:
+        """Forecast in seconds of the wait of `request` as the newest of its lane; `turn` when it stands in line.
+
+        Upstreams that it may all use work off the line together; infinite when no breaker lets it through.
+        """
+        names = [name for name in wants.names if self._allows(name)]
+        if self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD:
+            names = names[:1]
+        waiter = turn or Waiter(request, (), -1)
+        waits = [self._wait_at(name, waiter, wants) for name in names]
+        if not waits:
+            return inf
+        return 0.0 if 0.0 in waits else 1.0 / sum(1.0 / wait for wait in waits)
+
+    def retry_after_s(self, request: Request, wants: Wants, turn: Waiter | None = None) -> float:
+        """Seconds after which the same request would get its turn within half its lane's wait, as things stand."""
+        predicted = self.predicted_s(request, wants, turn)
+        if not isfinite(predicted):
+            return max(1.0, self._earliest_probe(wants.names) - self._clock.time())
+        return max(1.0, predicted - 0.5 * self.lanes.rules[request.lane].max_wait_s)
+
+    def _join(self, request: Request, wants: Wants) -> _Turn:
+        turn = _Turn(request, (), next(self._seq), wants)
+        rule = self.lanes.rules[request.lane]
+        turn.spilled = rule.when_busy is WhenBusy.SPILL and self._first_choice_wait(turn) > rule.spill_after_s
+        turn.group = _group(turn)
+        self.lanes.join(turn)
+        return turn
+
+    async def _wait(self, turn: _Turn, queued: Callable[[float], Awaitable[None]]) -> None:
+        request = turn.request
+        self._refuse_hopeless(turn)
+        now = self._clock.time()
+        rule = self.lanes.rules[request.lane]
+        if rule.when_busy is WhenBusy.SPILL and not turn.spilled:
+            turn.timer = asyncio.get_running_loop().call_at(now + rule.spill_after_s, self._spill, turn)
+        await queued(max(0.0, request.wait_until - now))
+        try:
+            async with asyncio.timeout_at(request.wait_until):
+                await turn.event.wait()
+        except TimeoutError:
+            if turn.granted is None:
+                raise self._waited_too_long(turn) from None
+
+    def _granted(self, turn: _Turn) -> str:
+        if turn.granted is None:
+            raise Rejected(Reason.DRAINING, retry_after=1.0)
+        self._forget_timer(turn)
+        return turn.granted.name
+
+    def _refuse_hopeless(self, turn: _Turn) -> None:
+        request, wants = turn.request, turn.wants
+        if self.lanes.full(request.lane):
+            raise Rejected(Reason.LANE_FULL, retry_after=self.retry_after_s(request, wants, turn))
+        left = request.wait_until - self._clock.time()
+        if not any(map(self._allows, wants.names)):
+            probe_in = self._earliest_probe(wants.names) - self._clock.time()
+            if probe_in > left:
+                raise Rejected(Reason.NO_UPSTREAM, retry_after=max(1.0, probe_in))
+            predicted = max(0.0, probe_in)
+        else:
+            predicted = self.predicted_s(request, wants, turn)
+        if predicted > left:
+            raise Rejected(Reason.DEADLINE_UNMEETABLE, retry_after=self.retry_after_s(request, wants, turn))
+        self._observe(Queued(request, predicted))
+
+    def _waited_too_long(self, turn: _Turn) -> Rejected:
+        request, wants = turn.request, turn.wants
+        if not any(map(self._allows, wants.names)):
+            return Rejected(Reason.NO_UPSTREAM, retry_after=self.retry_after_s(request, wants, turn))
+        if request.deadline is not None and request.deadline <= request.wait_until:
+            return Rejected(Reason.DEADLINE_PASSED)
+        return Rejected(Reason.QUEUE_TIMEOUT, retry_after=self.retry_after_s(request, wants, turn))
+
+    async def _leave(self, turn: _Turn) -> None:
+        self._forget_timer(turn)
+        if turn.granted is None:
+            turn.gone = True
+            self.lanes.leave(turn)
+            self.kick()
+        else:
+            option, turn.granted = turn.granted, None
+            await asyncio.shield(self._give_back(option))
+
+    def _forget_timer(self, turn: _Turn) -> None:
+        if turn.timer is not None:
+            turn.timer.cancel()
+            turn.timer = None
+
+    async def _pass(self) -> None:
+        """Ask for every head until nobody is granted any more."""
+        while heads := self.lanes.heads():
+            asks = [Ask(head.request.ticket, self._options(head)) for head in heads]
+            answers = await self._capacity.take(asks)
+            progress, soonest = False, inf
+            for head, answer in zip(heads, answers, strict=True):
+                if answer.option is None:
+                    soonest = min(soonest, answer.retry_after)
+                elif head.gone:
+                    await self._give_back(answer.option)
+                    progress = True
+                else:
+                    self._grant(head, answer.option)
+                    progress = True
+            if not progress:
+                self._schedule(soonest)
+                return
+
+    def _grant(self, head: Waiter, option: Option) -> None:
+        assert isinstance(head, _Turn)  # noqa: S101 - only this class fills the lanes
+        self.lanes.leave(head)
+        head.granted = option
+        head.event.set()
+
+    async def _give_back(self, option: Option) -> None:
+        await self._capacity.change([Change(claim.key, claim.amount) for claim in option.claims])
+        self.kick()
+
+    def _schedule(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if isfinite(seconds):
+            self._timer = asyncio.get_running_loop().call_later(max(TICK_S, seconds), self.kick)
+
+    def _options(self, waiter: Waiter) -> tuple[Option, ...]:
+        assert isinstance(waiter, _Turn)  # noqa: S101 - only this class fills the lanes
+        rule = self.lanes.rules[waiter.request.lane]
+        wants = waiter.wants
+        return options(wants.names, wants.prices.__getitem__, self._allows, rule.when_busy, spilled=waiter.spilled)
+
+    def _spill(self, turn: _Turn) -> None:
+        turn.timer = None
+        if turn.granted is None and not turn.gone and not turn.spilled:
+            turn.spilled = True
+            self.lanes.regroup(turn, _group(turn))
+            self.kick()
+
+    def _first_choice_wait(self, turn: _Turn) -> float:
+        first = next(filter(self._allows, turn.wants.names), None)
+        return self._wait_at(first, turn, turn.wants) if first else 0.0
+
+    def _wait_at(self, name: str, waiter: Waiter, wants: Wants) -> float:
+        ahead = self.lanes.ahead(waiter, name, self._allows)
+        levels, now = self._capacity.levels(), self._clock.time()
+        return forecast.wait_s(levels, wants.prices[name], ahead, self._pace.hold_s(name), now)
+
+
+def _group(turn: _Turn) -> tuple[str, ...]:
+    return turn.wants.names if turn.spilled else (FIRST_ONLY, *turn.wants.names)

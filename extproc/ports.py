@@ -1,0 +1,158 @@
+"""What the inside needs of the outside, small and owned by those who call it.
+
+Clock tells the time; Exchange is one request's conversation with Envoy; Capacity counts what is shared; Observer hears
+what happened. Records are what Envoy reports about requests after the fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from extproc.core.capacity import Answer, Ask, Change, Store
+from extproc.core.events import Event
+
+__all__ = ["Capacity", "Clock", "Departure", "Exchange", "Gone", "Head", "Observer", "Record", "RecordKind"]
+
+
+class Clock(Protocol):
+    """The event loop's own clock, in seconds."""
+
+    def time(self) -> float:
+        """Now."""
+        ...
+
+
+class Observer(Protocol):
+    """Hears events. Must not raise and must not block."""
+
+    def __call__(self, event: Event) -> None:
+        """Something happened."""
+        ...
+
+
+class Capacity(Protocol):
+    """Everything that is counted: buckets, slots, quotas. One call decides a batch atomically, in order.
+
+    immediate: calls never suspend, so a caller cannot be cancelled in the middle of one. Otherwise a caller must see
+    `take` through even when it no longer wants the answer, and give back what it got.
+    """
+
+    immediate: bool
+
+    async def take(self, asks: Sequence[Ask]) -> list[Answer]:
+        """Take what each ask can get (see core.capacity); one answer per ask."""
+        ...
+
+    async def change(self, changes: Sequence[Change]) -> None:
+        """Give back or charge. Never refused; unknown keys are ignored."""
+        ...
+
+    def levels(self) -> Store:
+        """What is known here of every counter, for forecasts and the state page. Not to be written to."""
+        ...
+
+
+class Gone(Exception):  # noqa: N818 - an end, not an error
+    """The other side left, or spoke out of turn; there is nobody to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Request headers (lower-case names, the last of repeated ones) and what Envoy verified about the caller.
+
+    bodiless: no body follows. claims: JWT claims, empty when none were verified.
+    """
+
+    headers: Mapping[str, str]
+    bodiless: bool
+    claims: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """The decision to let a request go.
+
+    order: upstreams, first choice first. body: replacement of the body, None leaves it. heads, width: per upstream the
+    head that stands in the first `width` bytes, None when all share it. per_try_s: limit on each attempt's response
+    headers; total_s: limit on the whole answer; None for no limit. fail_body, fail_retry_s: what the client gets when
+    every upstream of the order fails. removed: request headers to take away. facts: further words for the record.
+    """
+
+    ticket: str
+    order: tuple[str, ...]
+    path: str
+    dialect: str
+    queue_ms: int
+    fail_body: str
+    fail_retry_s: int
+    body: bytes | None = None
+    heads: Mapping[str, str] | None = None
+    width: int = 0
+    hide_usage: bool = False
+    per_try_s: float | None = None
+    total_s: float | None = None
+    deadline_ms: int | None = None
+    removed: tuple[str, ...] = ()
+    facts: Mapping[str, str | float] = field(default_factory=dict)
+
+
+class Exchange(Protocol):
+    """One request's conversation. Every method raises Gone when the other side is no longer there."""
+
+    async def head(self) -> Head:
+        """The request headers. First call of all."""
+        ...
+
+    async def body(self) -> bytes:
+        """The whole request body."""
+        ...
+
+    async def hold(self, seconds: float) -> None:
+        """Ask for `seconds` of patience, because this request is queued. At most once."""
+        ...
+
+    async def forward(self, departure: Departure) -> None:
+        """Let it go."""
+        ...
+
+    async def answer(self, status: int, headers: Sequence[tuple[str, str]], body: bytes, details: str) -> None:
+        """Answer the client without any upstream; details go into Envoy's access log."""
+        ...
+
+    async def ended(self) -> None:
+        """Returns when the client has its whole response, or has left."""
+        ...
+
+
+class RecordKind(StrEnum):
+    """What a record is about: the request as a whole, one failed attempt of it, or that it still runs."""
+
+    FINAL = "final"
+    ATTEMPT = "attempt"
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What Envoy reports of one request. status 0: no answer. flags: Envoy's, by field name, without underscores lost.
+
+    tail: raw words about the answer (usage, finish, done, error) as the response filters noted them. facts: what the
+    departure said of itself. error: provider's type/code of a refused attempt. local: Envoy made the answer itself.
+    """
+
+    kind: RecordKind
+    ticket: str
+    upstream: str
+    status: int
+    flags: frozenset[str]
+    details: str
+    attempt: int
+    duration_s: float
+    first_token_s: float | None
+    error: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    tail: Mapping[str, str | float] = field(default_factory=dict)
+    facts: Mapping[str, str | float] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""The only room that calls out over HTTP."""

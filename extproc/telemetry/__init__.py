@@ -1,0 +1,1 @@
+"""Listeners on what happened; deciding code never imports them."""

@@ -1,0 +1,74 @@
+"""Counts of what happened since the start, for the live summary and the state page."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from extproc.core import events
+from extproc.core.breaker import Outcome
+
+__all__ = ["Tally"]
+
+RECENT = 50
+
+
+@dataclass(slots=True)
+class Tally:
+    """An Observer that only counts. Token counts are of settled requests."""
+
+    admitted: Counter[str] = field(default_factory=Counter)
+    queued: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    served: Counter[str] = field(default_factory=Counter)
+    failed_attempts: Counter[str] = field(default_factory=Counter)
+    paced: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
+    overshot: Counter[str] = field(default_factory=Counter)
+    settled: int = 0
+    unknown_usage: int = 0
+    client_gone: int = 0
+    waited_s: float = 0.0
+    probes: Counter[str] = field(default_factory=Counter)
+    recent: deque[str] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def __call__(self, event: events.Event) -> None:
+        """Count one event."""
+        match event:
+            case events.Admitted():
+                self.admitted[event.request.lane] += 1
+                self.waited_s += event.waited_s
+            case events.Queued():
+                self.queued[event.request.lane] += 1
+            case events.Refused():
+                self.refused[event.reason] += 1
+            case events.Settled():
+                self._settled(event)
+            case events.AttemptFailed():
+                self.failed_attempts[event.upstream] += 1
+                self.paced[event.upstream] += event.outcome is Outcome.PACED
+            case events.Overshot():
+                self.overshot[event.key] += round(event.amount)
+            case events.BreakerMoved():
+                self.recent.append(f"{event.upstream}: {event.before} -> {event.after} ({event.cause})")
+            case events.Probed():
+                self.probes[f"{event.upstream}:{'ok' if event.ok else 'failed'}"] += 1
+
+    def snapshot(self) -> dict[str, Any]:
+        """All counts as plain data."""
+        names = (
+            "admitted", "queued", "refused", "served", "failed_attempts", "paced", "tokens", "overshot", "probes",
+        )  # fmt: skip
+        counts: dict[str, Any] = {name: dict(getattr(self, name)) for name in names}
+        totals = ("settled", "unknown_usage", "client_gone", "waited_s")
+        return counts | {name: getattr(self, name) for name in totals} | {"recent": list(self.recent)}
+
+    def _settled(self, event: events.Settled) -> None:
+        self.settled += 1
+        self.client_gone += event.client_gone
+        if 0 < event.status < 400:  # noqa: PLR2004 - an answer was begun
+            self.served[event.upstream] += 1
+            self.unknown_usage += event.usage is None
+        if event.usage is not None:
+            self.tokens[event.upstream] += (event.usage.input or 0) + (event.usage.output or 0)

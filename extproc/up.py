@@ -1,0 +1,98 @@
+"""`tidegate up`: the whole stack on this machine, and one line per second that says how it goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from extproc.settings import Settings
+from extproc.stack import Stack, StackError
+
+__all__ = ["run", "summary"]
+
+
+def run(settings: Settings, workdir: Path) -> None:
+    """Start everything, show a line per second, stop everything on Ctrl-C or SIGTERM. StackError when it cannot run."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    workers = settings.gateway.workers or max(1, min(4, os.cpu_count() or 1))
+    stack = Stack(settings, workdir, workers=workers)
+    _say("starting ...")
+    try:
+        with stack:
+            _greet(stack)
+            _watch(stack)
+    except KeyboardInterrupt:
+        _say("\nstopped")
+
+
+def summary(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """One line about the second between two states of the service."""
+    then, tally = before["tally"], now["tally"]
+
+    def per_second(name: str) -> int:
+        return int(sum(tally[name].values()) - sum(then[name].values()))
+
+    waiting = " ".join(f"{lane} {backlog['requests']}" for lane, backlog in now["waiting"].items())
+    served = {name: tally["served"].get(name, 0) - then["served"].get(name, 0) for name in tally["served"]}
+    by = " ".join(f"{name} {count}" for name, count in served.items() if count)
+    refused = {name: tally["refused"][name] - then["refused"].get(name, 0) for name in tally["refused"]}
+    shed = " ".join(f"{name} {count}" for name, count in refused.items() if count)
+    levels = [
+        f"{key.split('/')[1]} {counter['level'] / counter['capacity']:.0%}"
+        for key, counter in now["counters"].items()
+        if key.startswith("upstream/") and key.endswith("/total")
+    ]
+    sick = [f"{name} {breaker['state']}" for name, breaker in now["breakers"].items() if breaker["state"] != "closed"]
+    parts = [
+        f"waiting {waiting}",
+        f"running {now['flying']}",
+        f"admitted {per_second('admitted')}/s",
+        f"served {by or 0}",
+        f"shed {shed or 0}",
+        f"buckets {' '.join(levels)}" if levels else "",
+        f"breakers {' '.join(sick)}" if sick else "",
+    ]
+    return time.strftime("%H:%M:%S  ") + " | ".join(part for part in parts if part)
+
+
+def _greet(stack: Stack) -> None:
+    model = next((m for route in stack.settings.routes for m in route.models if "*" not in m), "MODEL")
+    _say(f"Tidegate listens on {stack.url}; logs and the rendered envoy.yaml are in {stack.workdir}/")
+    for name in stack.fakes:
+        _say(f"  fake provider {name}: pid {stack.processes[name].pid} (kill it to see a failover)")
+    _say("Try it:")
+    _say(
+        f"  curl {stack.url}/v1/chat/completions -H 'content-type: application/json' "
+        f'-d \'{{"model":"{model}","max_tokens":32,"messages":[{{"role":"user","content":"hello"}}]}}\''
+    )
+
+
+def _watch(stack: Stack) -> None:
+    before = stack.state()
+    while True:
+        time.sleep(1.0)
+        _look_after(stack)
+        now = stack.state()
+        if before and now:
+            _say(summary(before, now))
+        else:
+            _say(time.strftime("%H:%M:%S  ") + "the service does not answer")
+        before = now
+
+
+def _look_after(stack: Stack) -> None:
+    """A dead service is started again, as a supervisor would; a dead Envoy is the end; a dead fake stays dead."""
+    if stack.processes["envoy"].poll() is not None:
+        raise StackError(f"envoy ended; see {stack.workdir / 'envoy.log'}")
+    if stack.processes["service"].poll() is not None:
+        _say("the service ended; starting it again")
+        stack.start_service()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stdout, flush=True)  # noqa: T201

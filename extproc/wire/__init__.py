@@ -1,0 +1,1 @@
+"""The only room that speaks gRPC and Envoy's messages."""

@@ -1,0 +1,178 @@
+"""Envoy's messages to our values and back; nothing here waits or decides.
+
+Field numbers and meanings: protos/. Metadata is built field by field because that is several times cheaper than
+`Struct.update`, and this is the hot path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from math import ceil
+
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.struct_pb2 import Struct, Value
+
+from extproc.ports import Departure, Head, Record, RecordKind
+from extproc.wire.pb.access_log_pb2 import AccessLogType, HttpAccessLogEntry
+from extproc.wire.pb.ext_proc_pb2 import (
+    BodyResponse,
+    HeadersResponse,
+    HeaderValueOption,
+    ProcessingRequest,
+    ProcessingResponse,
+    TrailersResponse,
+)
+
+__all__ = ["CONTINUE", "ROUTE", "TAIL", "TRAILERS_PASS", "departure", "head", "immediate", "patience", "record"]
+
+ROUTE = "llm.route"
+"""Metadata namespace that this service writes and Envoy routes by."""
+TAIL = "llm.tail"
+"""Metadata namespace where Envoy's response filters note what they saw."""
+JWT = "envoy.filters.http.jwt_authn"
+JWT_KEY = "claims"
+OVERWRITE = HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
+
+CONTINUE = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
+TRAILERS_PASS = ProcessingResponse(response_trailers=TrailersResponse()).SerializeToString()
+
+_PERIODIC = AccessLogType.DownstreamPeriodic
+_ATTEMPT = AccessLogType.UpstreamEnd
+
+
+def head(message: ProcessingRequest) -> Head:
+    """The request headers. Values that are not UTF-8 keep their bytes as surrogate escapes."""
+    headers: dict[str, str] = {}
+    for header in message.request_headers.headers.headers:
+        headers[header.key.lower()] = header.raw_value.decode("utf-8", "surrogateescape") or header.value
+    claims = {}
+    jwt = message.metadata_context.filter_metadata
+    if JWT in jwt:
+        claims = MessageToDict(jwt[JWT]).get(JWT_KEY, {})
+    return Head(headers, message.request_headers.end_of_stream, claims if isinstance(claims, dict) else {})
+
+
+def patience(seconds: float) -> bytes:
+    """Ask Envoy to wait `seconds` and a margin for the answer to the message at hand."""
+    response = ProcessingResponse()
+    response.override_message_timeout.seconds = ceil(seconds) + 4
+    return response.SerializeToString()
+
+
+def departure(going: Departure, asked: str) -> bytes:
+    """The answer that lets a request go, to the message named `asked` (request_headers or request_body)."""
+    response = ProcessingResponse()
+    answer: HeadersResponse | BodyResponse = getattr(response, asked)
+    common = answer.response
+    common.clear_route_cache = True
+    mutation = common.header_mutation
+    # Envoy acts on clear_route_cache only together with a header mutation: the retry count always is one.
+    _set(mutation.set_headers, "x-envoy-max-retries", str(len(going.order) - 1))
+    if going.per_try_s is not None:
+        _set(mutation.set_headers, "x-envoy-upstream-rq-per-try-timeout-ms", _ms(going.per_try_s))
+    if going.total_s is not None:
+        _set(mutation.set_headers, "x-envoy-upstream-rq-timeout-ms", _ms(going.total_s))
+    mutation.remove_headers.extend(going.removed)
+    if going.body is not None:
+        common.body_mutation.body = going.body
+        _set(mutation.set_headers, "content-length", str(len(going.body)))
+    _write_route(response.dynamic_metadata.fields[ROUTE].struct_value, going)
+    return response.SerializeToString()
+
+
+def immediate(status: int, headers: Sequence[tuple[str, str]], body: bytes, details: str) -> bytes:
+    """Answer the client without any upstream."""
+    response = ProcessingResponse()
+    answer = response.immediate_response
+    answer.status.code = status
+    answer.body = body
+    answer.details = details
+    for name, value in headers:
+        _set(answer.headers.set_headers, name, value)
+    return response.SerializeToString()
+
+
+def record(entry: HttpAccessLogEntry) -> Record | None:
+    """What one access log entry says, None when it is about a request that was never let go."""
+    common = entry.common_properties
+    metadata = common.metadata.filter_metadata
+    route = _words(metadata[ROUTE]) if ROUTE in metadata else {}
+    ticket = str(route.get("ticket", "")) or common.custom_tags.get("ticket", "").strip("-")
+    if not ticket:
+        return None
+    response = entry.response
+    kind = {_PERIODIC: RecordKind.RUNNING, _ATTEMPT: RecordKind.ATTEMPT}.get(common.access_log_type, RecordKind.FINAL)
+    return Record(
+        kind=kind,
+        ticket=ticket,
+        upstream=common.upstream_cluster,
+        status=response.response_code.value,
+        flags=frozenset(field.name for field, value in common.response_flags.ListFields() if value is True),
+        details=response.response_code_details,
+        attempt=common.upstream_request_attempt_count,
+        duration_s=common.duration.seconds + common.duration.nanos / 1e9,
+        first_token_s=_micros(common.custom_tags.get("ttft_us", "")),
+        error=response.response_headers.get("x-tg-err", ""),
+        headers=dict(response.response_headers),
+        tail=_words(metadata[TAIL]) if TAIL in metadata else {},
+        facts=route,
+    )
+
+
+def _write_route(route: Struct, going: Departure) -> None:
+    fields = route.fields
+    fields["ticket"].string_value = going.ticket
+    fields["priority_groups"].CopyFrom(_groups(going.order))
+    fields["attempts"].number_value = len(going.order)
+    fields["path"].string_value = going.path
+    fields["dialect"].string_value = going.dialect
+    fields["queue_ms"].string_value = str(going.queue_ms)
+    fields["fail_body"].string_value = going.fail_body
+    fields["fail_retry"].string_value = str(going.fail_retry_s)
+    if going.hide_usage:
+        fields["hide_usage"].bool_value = True
+    if going.deadline_ms is not None:
+        fields["deadline_ms"].number_value = going.deadline_ms
+    if going.heads:
+        fields["width"].number_value = going.width
+        heads = fields["heads"].struct_value.fields
+        for name, text in going.heads.items():
+            heads[name].string_value = text
+    for name, word in going.facts.items():
+        if isinstance(word, str):
+            fields[name].string_value = word
+        else:
+            fields[name].number_value = word
+
+
+@lru_cache(maxsize=1024)
+def _groups(order: tuple[str, ...]) -> Value:
+    value = Value()
+    for name in order:
+        value.list_value.values.add().struct_value.fields["name"].string_value = name
+    return value
+
+
+def _set(headers: Iterable[HeaderValueOption], name: str, value: str) -> None:
+    option = headers.add()  # type: ignore[attr-defined]
+    option.append_action = OVERWRITE
+    option.header.key = name
+    option.header.raw_value = value.encode("utf-8", "surrogateescape")
+
+
+def _ms(seconds: float) -> str:
+    return str(max(1, int(seconds * 1000)))
+
+
+def _words(struct: Struct) -> Mapping[str, str | float]:
+    found: dict[str, str | float] = {}
+    for name, value in struct.fields.items():
+        kind = value.WhichOneof("kind")
+        if kind in ("string_value", "number_value", "bool_value"):
+            found[name] = getattr(value, kind)
+    return found
+
+
+def _micros(text: str) -> float | None:
+    return int(text) / 1e6 if text.isdigit() else None

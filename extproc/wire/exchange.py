@@ -1,0 +1,106 @@
+"""One ext_proc stream as the conversation that ports.Exchange promises.
+
+Fed by `read` and `write` of message bytes, so that nothing here knows which server is underneath. Envoy asks one
+question at a time (headers, then body) and each gets exactly one answer; `hold` may come before it. Once the request is
+on its way the stream stays open until the response has ended: that end is what releases a slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from google.protobuf.message import DecodeError
+
+from extproc.ports import Departure, Gone, Head
+from extproc.wire import codec
+from extproc.wire.pb.ext_proc_pb2 import ProcessingRequest
+
+__all__ = ["StreamExchange"]
+
+Read = Callable[[], Awaitable[bytes | None]]
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class StreamExchange:
+    """See ports.Exchange. `read` gives None at the end of the stream; either may raise Gone."""
+
+    def __init__(self, read: Read, write: Write) -> None:
+        """Nothing is read before `head` is asked for."""
+        self._read = read
+        self._write = write
+        self._asked = ""
+        self._bodiless = False
+        self._released = False
+        self._waiting: asyncio.Task[None] | None = None
+
+    async def head(self) -> Head:
+        """See ports.Exchange."""
+        message = await self._expect("request_headers")
+        head = codec.head(message)
+        self._bodiless = head.bodiless
+        return head
+
+    async def body(self) -> bytes:
+        """See ports.Exchange."""
+        if self._bodiless:
+            return b""
+        await self._write(codec.CONTINUE)
+        self._asked = ""
+        return (await self._expect("request_body")).request_body.body
+
+    async def hold(self, seconds: float) -> None:
+        """See ports.Exchange."""
+        await self._write(codec.patience(seconds))
+
+    async def forward(self, departure: Departure) -> None:
+        """See ports.Exchange."""
+        await self._write(codec.departure(departure, self._asked))
+        self._asked = ""
+
+    async def answer(self, status: int, headers: Sequence[tuple[str, str]], body: bytes, details: str) -> None:
+        """See ports.Exchange."""
+        if self._asked:
+            await self._write(codec.immediate(status, headers, body, details))
+            self._asked = ""
+
+    async def ended(self) -> None:
+        """See ports.Exchange. Also returns when `release` let it go."""
+        self._waiting = asyncio.current_task()
+        try:
+            while (data := await self._read()) is not None:
+                message = _parse(data)
+                if message.WhichOneof("request") != "response_trailers":
+                    raise Gone
+                await self._write(codec.TRAILERS_PASS)
+        except asyncio.CancelledError:
+            if not self._released or self._waiting is None:
+                raise
+            self._waiting.uncancel()
+        finally:
+            self._waiting = None
+
+    def release(self) -> bool:
+        """Stop watching a response that is under way; it goes on without us. False when there is none."""
+        if self._waiting is None:
+            return False
+        self._released = True
+        self._waiting.cancel()
+        return True
+
+    async def _expect(self, kind: str) -> ProcessingRequest:
+        data = await self._read()
+        if data is None:
+            raise Gone
+        message = _parse(data)
+        if message.WhichOneof("request") != kind:
+            raise Gone
+        self._asked = kind
+        return message
+
+
+def _parse(data: bytes) -> ProcessingRequest:
+    try:
+        return ProcessingRequest.FromString(data)
+    except DecodeError as error:
+        raise Gone from error
