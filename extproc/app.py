@@ -30,11 +30,13 @@ from extproc.core.lanes import Lanes
 from extproc.core.policy import Kind, Limit, Policy, Upstream
 from extproc.core.request import Usage
 from extproc.core.routing import bucket_key, slots_key
+from extproc.dispatch import Dispatch, Timing
 from extproc.flights import Flights
-from extproc.handler import Handler, Timing
+from extproc.handler import Handler
 from extproc.limiter import Limiter
 from extproc.ports import Record
 from extproc.probes.canary import Canary, Target
+from extproc.reception import Reception, SessionRules
 from extproc.settings import Settings
 from extproc.shared import levels
 from extproc.shared.memory import MemoryCapacity
@@ -42,6 +44,7 @@ from extproc.telemetry.log import JsonLines, log_event
 from extproc.telemetry.tally import Tally
 from extproc.watchdog import Watchdog
 from extproc.wire.server import Server
+from extproc.wording import Wording
 
 __all__ = ["Service", "run"]
 
@@ -143,7 +146,7 @@ class Service:
         self.limiter.drain()
         until = self.clock.time() + self.settings.service.drain_s
         while len(self.flights) and self.clock.time() < until:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # noqa: ASYNC110 - a last look now and then is all that is needed
 
     async def stop(self) -> None:
         """Let go of what still runs, write the levels, end."""
@@ -182,27 +185,21 @@ class Service:
     def _handler(self) -> Handler:
         settings, identity = self.settings, self.settings.identity
         keys = {digest: name for name, tenant in settings.tenants.items() for digest in tenant.key_sha256}
-        return Handler(
+        timeouts = settings.timeouts
+        wording = Wording(settings.status_of, random.random)
+        reception = Reception(
             self.policy,
             Directory(self.policy.tenants, identity.tenant, identity.unknown == "reject", keys),
-            self.limiter,
-            self.flights,
-            self.capacity,
             self.calibration,
             self.pace,
             self.clock,
-            self.observe,
             process=self.process,
-            timing=Timing(
-                settings.timeouts.first_token_s, settings.timeouts.prompt_tokens_per_s, settings.timeouts.answer_s
-            ),
-            statuses=settings.status_of,
-            session_headers=identity.session_headers,
-            session_window_s=identity.session_window_s,
-            allows=self.breakers.allows,
+            sessions=SessionRules(identity.session_headers, identity.session_window_s),
             executor=self._executor,
-            chance=random.random,
         )
+        timing = Timing(timeouts.first_token_s, timeouts.prompt_tokens_per_s, timeouts.answer_s)
+        dispatch = Dispatch(self.policy, self.capacity, self.clock, timing, wording, self.breakers.allows)
+        return Handler(reception, self.flights, self.limiter, dispatch, wording, self.clock, self.observe)
 
     async def _learn(self, record: Record) -> None:
         await self.flights.record(record)

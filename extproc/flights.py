@@ -11,7 +11,7 @@ Deliberately not here: the arithmetic of what comes back (core.flight), and the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from extproc.breakers import Breakers
@@ -303,15 +303,3 @@ def _number(word: str | float | None) -> int | None:
         return None if word is None else max(0, int(word))
     except (ValueError, OverflowError):
         return None
-
-
-def facts_of(flight: Flight) -> Mapping[str, str | float]:
-    """What a departure says of itself for later records."""
-    request = flight.request
-    return {
-        "tenant": request.tenant,
-        "lane": request.lane,
-        "model": request.model,
-        "session": request.session.id,
-        "reserved": float(request.size.total),
-    }

@@ -10,8 +10,8 @@ Records come late, in any order, twice or never, so every step takes what it set
 finds nothing changes nothing. Each returns the changes to apply and does no I/O.
 
 Refunds by how an attempt ended: refused or never reached gives all tokens back; cut after it was accepted keeps the
-input and the output seen; unknown keeps the estimate. A provider that charges up front keeps what it charged. A request that
-was sent counts against requests per minute whatever became of it.
+input and the output seen; unknown keeps the estimate. A provider that charges up front keeps what it charged. A request
+that was sent counts against requests per minute whatever became of it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Three questions, asked at three times. On arrival: who could ever serve it (`eligible`: dialect, context window,
 per-minute limits, pinned state). At every dispatch: who may be asked now (`options`: breakers, and whether a busy
-first choice may be passed over). At departure: who stands behind the first choice (`order`: only upstreams that have room now,
-since the router will not ask again).
+first choice may be passed over). At departure: who stands behind the first choice (`order`: only upstreams that have
+room now, since the router will not ask again).
 
 Deliberately not here: breakers themselves, and how an order reaches Envoy.
 """

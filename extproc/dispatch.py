@@ -1,0 +1,118 @@
+"""How an admitted request leaves: the order of upstreams, its rewritten body, its time limits, its last words.
+
+Called right after the limiter granted the first upstream, and synchronous, so that between a grant and its flight there
+is no point at which anything could be cancelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from extproc import dialects
+from extproc.core import routing
+from extproc.core.flight import Flight
+from extproc.core.policy import Policy
+from extproc.core.request import Request
+from extproc.limiter import Wants
+from extproc.ports import Capacity, Clock, Departure
+from extproc.reception import Greeting
+from extproc.wording import Wording
+
+__all__ = ["Dispatch", "Timing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Limits on an upstream's answer, in seconds; see settings.TimeoutSettings."""
+
+    first_token_s: float
+    prompt_tokens_per_s: float
+    answer_s: float
+
+
+class Dispatch:
+    """See the head of this file. `allows` says whether an upstream's breaker lets users' requests through."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        capacity: Capacity,
+        clock: Clock,
+        timing: Timing,
+        wording: Wording,
+        allows: Callable[[str], bool],
+    ) -> None:
+        """Keep them."""
+        self._policy = policy
+        self._capacity = capacity
+        self._clock = clock
+        self._timing = timing
+        self._wording = wording
+        self._allows = allows
+
+    def depart(
+        self, flight: Flight, wants: Wants, first: str, greeting: Greeting, document: dialects.Document | None
+    ) -> Departure:
+        """Let `flight` go to `first`, whose claims are taken and belong to it from here on."""
+        request, now = flight.request, self._clock.time()
+        flight.depart((first,), wants.prices, now)
+        flight.order = order = routing.order(first, wants.names, self._allows, lambda name: self._has_room(wants, name))
+        flight.accounting = {name: self._policy.upstreams[name].accounting for name in order}
+        rewrite = self._rewrite(request, order, document)
+        per_try_s, total_s = self._limits(request, len(order), now)
+        retry_s = ceil(self._policy.upstreams[first].breaker.cool_down_s)
+        return Departure(
+            ticket=request.ticket,
+            order=order,
+            path=greeting.path,
+            dialect=request.dialect,
+            queue_ms=round(flight.waited_s * 1000),
+            fail_body=self._wording.exhausted(greeting.head, request.dialect, retry_s),
+            fail_retry_s=retry_s,
+            body=rewrite.body if rewrite else None,
+            heads=rewrite.heads if rewrite else None,
+            width=rewrite.width if rewrite else 0,
+            hide_usage=document is not None and dialects.hides_usage(document.call),
+            per_try_s=per_try_s,
+            total_s=total_s,
+            deadline_ms=None if request.deadline is None else max(1, int((request.deadline - now) * 1000)),
+            removed=tuple(name for name in greeting.head.headers if name.startswith("x-tidegate-")),
+            facts=_facts(request),
+        )
+
+    def _rewrite(
+        self, request: Request, order: tuple[str, ...], document: dialects.Document | None
+    ) -> dialects.Rewrite | None:
+        if document is None:
+            return None
+        names = {name: self._policy.upstreams[name].own_name(request.model) for name in order}
+        return dialects.rewrite(document, names, order)
+
+    def _limits(self, request: Request, attempts: int, now: float) -> tuple[float | None, float | None]:
+        """Seconds for each attempt's first byte, and for the whole answer."""
+        left = None if request.deadline is None else max(0.001, request.deadline - now)
+        if request.stream:
+            first_token = self._timing.first_token_s + request.size.input / self._timing.prompt_tokens_per_s
+            return (first_token if left is None else min(first_token, left / attempts)), None
+        return left or self._timing.answer_s, left or self._timing.answer_s
+
+    def _has_room(self, wants: Wants, name: str) -> bool:
+        levels, now = self._capacity.levels(), self._clock.time()
+        return all(
+            counter.wait_for(claim.amount, now) <= 0
+            for claim in wants.prices[name]
+            if (counter := levels.get(claim.key)) is not None
+        )
+
+
+def _facts(request: Request) -> Mapping[str, str | float]:
+    """What a departure says of itself for later records."""
+    return {
+        "tenant": request.tenant,
+        "lane": request.lane,
+        "model": request.model,
+        "session": request.session.id,
+        "reserved": float(request.size.total),
+    }

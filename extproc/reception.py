@@ -1,0 +1,156 @@
+"""From headers and body to a priced request: who calls, for what, until when, what it costs, who could serve it.
+
+Everything here is cheap and decides nothing about capacity. Only counting a long prompt leaves the event loop, for a
+worker thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import count
+
+from extproc import dialects, tokens
+from extproc.core import routing
+from extproc.core.forecast import Pace
+from extproc.core.identity import Caller, Directory, lane_of, session_of
+from extproc.core.policy import Policy, Route
+from extproc.core.refusal import Reason, Rejected
+from extproc.core.request import Call, Endpoint, Request, Size
+from extproc.limiter import Wants
+from extproc.ports import Clock, Head
+
+__all__ = ["Greeting", "Reception", "SessionRules"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRules:
+    """Where a session's name is looked for, and how long a derived one lasts (seconds)."""
+
+    headers: tuple[str, ...]
+    window_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What the headers of a request say: who, what, how urgent, until when (`deadline` on the clock)."""
+
+    head: Head
+    endpoint: Endpoint
+    caller: Caller
+    lane: str
+    path: str
+    arrived: float
+    deadline: float | None
+
+
+class Reception:
+    """See the head of this file. `process` names this process in tickets, so that records can find their owner."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        directory: Directory,
+        calibration: tokens.Calibration,
+        pace: Pace,
+        clock: Clock,
+        *,
+        process: str,
+        sessions: SessionRules,
+        executor: Executor,
+    ) -> None:
+        """`executor` counts long prompts."""
+        self._policy = policy
+        self._directory = directory
+        self._calibration = calibration
+        self._pace = pace
+        self._clock = clock
+        self._process = process
+        self._sessions = sessions
+        self._executor = executor
+        self._numbers = count(1)
+
+    def greet(self, head: Head) -> Greeting:
+        """Read the headers. Rejected when path, caller, lane or deadline do not allow it."""
+        headers = head.headers
+        path = headers.get(":path", "")
+        endpoint = dialects.endpoint_of(headers.get(":method", ""), path)
+        if endpoint is None:
+            raise Rejected(Reason.NOT_FOUND, "no LLM endpoint has this method and path")
+        caller = self._directory.identify(headers, head.claims)
+        lane = lane_of(caller.tenant, headers, self._policy.lanes)
+        now, timeout = self._clock.time(), dialects.timeouts(headers)
+        if timeout is not None and timeout <= 0:
+            raise Rejected(Reason.DEADLINE_PASSED)
+        return Greeting(head, endpoint, caller, lane, path, now, None if timeout is None else now + timeout)
+
+    def models(self, greeting: Greeting) -> bytes:
+        """Body of the list of models this caller may use, or of one of them. Rejected when there is no such model."""
+        allowed = greeting.caller.tenant.models
+        names = [model for route in self._policy.routes for model in route.models if "*" not in model]
+        visible = [name for name in names if not allowed or routing.matches(name, allowed)]
+        body = dialects.models_answer(visible, greeting.path)
+        if body is None:
+            raise Rejected(Reason.UNKNOWN_MODEL)
+        return body
+
+    async def price(self, greeting: Greeting, document: dialects.Document | None) -> tuple[Request, Wants]:
+        """The request as admission knows it, and what each upstream would charge. `document` None: unread endpoint."""
+        call = document.call if document else Call(Endpoint.OTHER, "*")
+        route = self._route(call, greeting.caller)
+        size = routing.fitting(self._policy, route, await self._size(call), capped=call.output_cap is not None)
+        pin = route.chain[0] if call.state else None
+        names = routing.eligible(self._policy, route, greeting.endpoint.dialect, call.model, size, pin)
+        prices = {
+            name: routing.claims(self._policy.upstreams[name], call.model, size, greeting.endpoint) for name in names
+        }
+        request = self._request(greeting, call, route.name, size, len(document.body) if document else 0)
+        return request, Wants(names, prices)
+
+    def _route(self, call: Call, caller: Caller) -> Route:
+        if call.endpoint is Endpoint.OTHER:
+            if self._policy.other is None:
+                raise Rejected(Reason.NOT_FOUND, "this gateway serves no endpoint of this kind")
+            return self._policy.other
+        models = caller.tenant.models
+        if models and not routing.matches(call.model, models):
+            raise Rejected(Reason.FORBIDDEN, f"this tenant may not use model {call.model[:100]!r}")
+        return routing.route_of(self._policy, call.model)
+
+    async def _size(self, call: Call) -> Size:
+        if call.endpoint in (Endpoint.OTHER, Endpoint.COUNT_TOKENS):
+            return Size(0, 0)
+        if tokens.is_long(call.prompt):
+            loop = asyncio.get_running_loop()
+            estimate = await loop.run_in_executor(self._executor, tokens.estimate, call.prompt, call.model)
+        else:
+            estimate = tokens.estimate(call.prompt, call.model)
+        cap = self._policy.default_output_tokens * call.choices if call.output_cap is None else call.output_cap
+        return Size(self._calibration.correct(call.model, estimate), cap if call.endpoint.generates else 0)
+
+    def _request(self, greeting: Greeting, call: Call, route: str, size: Size, held_bytes: int) -> Request:
+        headers = greeting.head.headers
+        named = [headers.get(name, "") for name in self._sessions.headers]
+        named += [*dialects.header_sessions(headers), *call.sessions]
+        wait_until = greeting.arrived + self._policy.lanes[greeting.lane].max_wait_s
+        if greeting.deadline is not None:
+            generating = 0.0 if call.stream else self._pace.output_s(call.model, size.output)
+            wait_until = min(wait_until, greeting.deadline - generating)
+        return Request(
+            id=headers.get("x-request-id", ""),
+            ticket=f"{self._process}-{next(self._numbers)}",
+            tenant=greeting.caller.tenant.name,
+            lane=greeting.lane,
+            route=route,
+            model=call.model,
+            endpoint=greeting.endpoint,
+            stream=call.stream,
+            size=size,
+            session=session_of(named, greeting.caller, time.time(), self._sessions.window_s),
+            arrived=greeting.arrived,
+            deadline=greeting.deadline,
+            wait_until=wait_until,
+            bytes=held_bytes,
+        )
