@@ -145,8 +145,8 @@ class Service:
         """Refuse newcomers and everybody in line; wait for running answers, at most drain_s."""
         self.limiter.drain()
         until = self.clock.time() + self.settings.service.drain_s
-        while len(self.flights) and self.clock.time() < until:
-            await asyncio.sleep(0.05)  # noqa: ASYNC110 - a last look now and then is all that is needed
+        while len(self.flights) and self.clock.time() < until:  # noqa: ASYNC110 - a look now and then will do
+            await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
         """Let go of what still runs, write the levels, end."""
@@ -207,9 +207,10 @@ class Service:
         if upstream is not None and upstream.learn and record.headers:
             self._learn_limits(upstream, record)
 
-    def _learn_size(self, flight: Flight, usage: Usage) -> None:
-        if usage.input and self.settings.tokens.calibrate:
-            self.calibration.learn(flight.request.model, flight.request.size.input, usage.input)
+    def _learn_size(self, flight: Flight, upstream: str, usage: Usage) -> None:
+        if usage.input and self.settings.tokens.calibrate and upstream in self.policy.upstreams:
+            model = self.policy.upstreams[upstream].own_name(flight.request.model)
+            self.calibration.learn(model, flight.request.counted, usage.input)
 
     def _learn_limits(self, upstream: Upstream, record: Record) -> None:
         kinds = {"tokens": Kind.TOTAL, "requests": Kind.REQUESTS, "input": Kind.INPUT, "output": Kind.OUTPUT}

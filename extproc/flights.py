@@ -59,9 +59,9 @@ class Flights:
         *,
         grace_s: float,
         freed: Callable[[], None],
-        learned: Callable[[Flight, Usage], None],
+        learned: Callable[[Flight, str, Usage], None],
     ) -> None:
-        """`freed` is called after capacity came back; `learned` hears of every reported usage."""
+        """`freed` is called after capacity came back; `learned` hears of every usage that an upstream reported."""
         self._policy = policy
         self._capacity = capacity
         self._breakers = breakers
@@ -98,7 +98,8 @@ class Flights:
             if flight.departed is None:
                 changes = flight.cancel()
             else:
-                self._pace.learn_hold(flight.order[0], now - flight.departed)
+                for name in (flight.order[0], request.tenant):
+                    self._pace.learn_hold(name, now - flight.departed)
                 changes = flight.land(now)
             self._forget_if_closed(flight)
             await self._apply(changes)
@@ -151,8 +152,7 @@ class Flights:
 
     def _over_quota(self, request: Request, answer: Answer) -> Rejected:
         if any(key.endswith("/slots") for key in answer.short):
-            retry_after = max(1.0, self._pace.hold_s(self._policy.routes[0].chain[0]))
-            return Rejected(Reason.TENANT_CONCURRENCY, retry_after=retry_after)
+            return Rejected(Reason.TENANT_CONCURRENCY, retry_after=max(1.0, self._pace.hold_s(request.tenant)))
         window = {kind: self._window(f"tenant/{request.tenant}/{kind}") for kind in ("total", "requests")}
         return Rejected(
             Reason.TENANT_QUOTA, retry_after=answer.retry_after, tokens=window["total"], requests=window["requests"]
@@ -197,7 +197,7 @@ class Flights:
 
     def _learn(self, flight: Flight, record: Record, usage: Usage | None, *, complete: bool, client_gone: bool) -> None:
         if usage is not None:
-            self._learned(flight, usage)
+            self._learned(flight, record.upstream, usage)
             if usage.output and record.duration_s and complete:
                 generating = record.duration_s - flight.waited_s - (record.first_token_s or 0.0)
                 self._pace.learn_output(flight.request.model, generating, usage.output)

@@ -100,14 +100,16 @@ class Reception:
         """The request as admission knows it, and what each upstream would charge. `document` None: unread endpoint."""
         call = document.call if document else Call(Endpoint.OTHER, "*")
         route = self._route(call, greeting.caller)
-        size = routing.fitting(self._policy, route, await self._size(call), capped=call.output_cap is not None)
+        counted = await self._count(call)
+        size = self._size(call, counted, self._policy.upstreams[route.chain[0]].own_name(call.model))
+        size = routing.fitting(self._policy, route, size, capped=call.output_cap is not None)
         pin = route.chain[0] if call.state else None
         names = routing.eligible(self._policy, route, greeting.endpoint.dialect, call.model, size, pin)
         prices = {
             name: routing.claims(self._policy.upstreams[name], call.model, size, greeting.endpoint) for name in names
         }
-        request = self._request(greeting, call, route.name, size, len(document.body) if document else 0)
-        return request, Wants(names, prices)
+        held_bytes = len(document.body) if document else 0
+        return self._request(greeting, call, route.name, size, counted, held_bytes), Wants(names, prices)
 
     def _route(self, call: Call, caller: Caller) -> Route:
         if call.endpoint is Endpoint.OTHER:
@@ -119,18 +121,21 @@ class Reception:
             raise Rejected(Reason.FORBIDDEN, f"this tenant may not use model {call.model[:100]!r}")
         return routing.route_of(self._policy, call.model)
 
-    async def _size(self, call: Call) -> Size:
+    async def _count(self, call: Call) -> int:
         if call.endpoint in (Endpoint.OTHER, Endpoint.COUNT_TOKENS):
-            return Size(0, 0)
+            return 0
         if tokens.is_long(call.prompt):
             loop = asyncio.get_running_loop()
-            estimate = await loop.run_in_executor(self._executor, tokens.estimate, call.prompt, call.model)
-        else:
-            estimate = tokens.estimate(call.prompt, call.model)
-        cap = self._policy.default_output_tokens * call.choices if call.output_cap is None else call.output_cap
-        return Size(self._calibration.correct(call.model, estimate), cap if call.endpoint.generates else 0)
+            return await loop.run_in_executor(self._executor, tokens.estimate, call.prompt, call.model)
+        return tokens.estimate(call.prompt, call.model)
 
-    def _request(self, greeting: Greeting, call: Call, route: str, size: Size, held_bytes: int) -> Request:
+    def _size(self, call: Call, counted: int, own_name: str) -> Size:
+        cap = self._policy.default_output_tokens * call.choices if call.output_cap is None else call.output_cap
+        return Size(self._calibration.correct(own_name, counted), cap if call.endpoint.generates else 0)
+
+    def _request(
+        self, greeting: Greeting, call: Call, route: str, size: Size, counted: int, held_bytes: int
+    ) -> Request:
         headers = greeting.head.headers
         named = [headers.get(name, "") for name in self._sessions.headers]
         named += [*dialects.header_sessions(headers), *call.sessions]
@@ -152,5 +157,6 @@ class Reception:
             arrived=greeting.arrived,
             deadline=greeting.deadline,
             wait_until=wait_until,
+            counted=counted,
             bytes=held_bytes,
         )

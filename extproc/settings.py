@@ -439,6 +439,11 @@ class Settings(Section):
         yield from self._wait_problems()
         if self.other_endpoints and self.other_endpoints not in self.upstreams:
             yield f"other_endpoints: unknown upstream {self.other_endpoints!r}"
+        elif self.other_endpoints and not _limits_requests(self.upstreams[self.other_endpoints]):
+            yield (
+                f"other_endpoints: nothing limits them at {self.other_endpoints!r}; give it concurrency, or a limit "
+                'with rpm for model "*"'
+            )
         ports = [self.gateway.port, self.gateway.admin_port, self.gateway.probe_port]
         if len(set(ports)) < len(ports):
             yield "gateway: port, admin_port and probe_port must differ"
@@ -581,6 +586,12 @@ def _one_line(error: Any) -> str:
 
 def _route_name(index: int, route: RouteSettings) -> str:
     return f"{index}:{route.models[0]}"
+
+
+def _limits_requests(upstream: UpstreamSettings) -> bool:
+    return bool(
+        upstream.concurrency or upstream.learn or any(limit.model == "*" and limit.rpm for limit in upstream.limits)
+    )
 
 
 def _tenant(name: str, tenant: TenantSettings, lanes: tuple[str, ...]) -> core.Tenant:

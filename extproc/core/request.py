@@ -122,7 +122,7 @@ class Request:
 
     arrived, deadline: seconds on the event loop's clock; deadline is the latest time of the first response byte.
     wait_until: when it has waited its max (lane's max wait or deadline, the earlier).
-    key: fingerprint of the caller's credential, never the credential. bytes: body size held in memory.
+    counted: input tokens as the tokenizer counted them, before the learned correction. bytes: body held in memory.
     """
 
     id: str
@@ -138,8 +138,8 @@ class Request:
     arrived: float
     deadline: float | None
     wait_until: float
+    counted: int = 0
     bytes: int = 0
-    pin: str | None = None
 
     @property
     def dialect(self) -> Dialect:

@@ -69,6 +69,6 @@ class Tally:
         self.client_gone += event.client_gone
         if 0 < event.status < 400:  # noqa: PLR2004 - an answer was begun
             self.served[event.upstream] += 1
-            self.unknown_usage += event.usage is None
+            self.unknown_usage += event.usage is None and event.request.size.total > 0
         if event.usage is not None:
             self.tokens[event.upstream] += (event.usage.input or 0) + (event.usage.output or 0)
