@@ -68,6 +68,7 @@ class Dispatch:
             order=order,
             path=greeting.path,
             dialect=request.dialect,
+            stream=request.stream,
             queue_ms=round(flight.waited_s * 1000),
             fail_body=self._wording.exhausted(greeting.head, request.dialect, retry_s),
             fail_retry_s=retry_s,

@@ -85,6 +85,7 @@ class Departure:
     order: tuple[str, ...]
     path: str
     dialect: str
+    stream: bool
     queue_ms: int
     fail_body: str
     fail_retry_s: int

@@ -130,6 +130,8 @@ def _write_route(route: Struct, going: Departure) -> None:
     fields["queue_ms"].string_value = str(going.queue_ms)
     fields["fail_body"].string_value = going.fail_body
     fields["fail_retry"].string_value = str(going.fail_retry_s)
+    if going.stream:
+        fields["stream"].bool_value = True
     if going.hide_usage:
         fields["hide_usage"].bool_value = True
     if going.deadline_ms is not None:

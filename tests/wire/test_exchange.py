@@ -11,7 +11,14 @@ from extproc.wire.exchange import StreamExchange
 from extproc.wire.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 
 DEPARTURE = Departure(
-    ticket="p-1", order=("a", "b"), path="/v1/x", dialect="openai", queue_ms=7, fail_body="{}", fail_retry_s=5
+    ticket="p-1",
+    order=("a", "b"),
+    path="/v1/x",
+    dialect="openai",
+    stream=False,
+    queue_ms=7,
+    fail_body="{}",
+    fail_retry_s=5,
 )
 
 

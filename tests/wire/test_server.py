@@ -17,7 +17,7 @@ from extproc.wire.server import Server
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 LOGS = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
 DEPARTURE = Departure(
-    ticket="p-1", order=("a",), path="/v1/x", dialect="openai", queue_ms=0, fail_body="{}", fail_retry_s=5
+    ticket="p-1", order=("a",), path="/v1/x", dialect="openai", stream=False, queue_ms=0, fail_body="{}", fail_retry_s=5
 )
 
 
