@@ -1,0 +1,176 @@
+"""What a provider's error means for the breaker and for routing: a table of what providers really send.
+
+Classified by provider first, because the same words mean different things: "insufficient quota" is an empty account at
+one provider and a per-minute limit at another. Rows are tried from top to bottom, the provider's own before the
+`generic` ones; a row matches when each of its fields does. `kind` and `code` are patterns (`*` for anything), so that
+a quota id such as `...PerDay...` can be told from `...PerMinute...`.
+
+An error may come under status 200, in the first event of a stream: then its kind decides. Deliberately not here: what
+is done about a class, and how kind and code are found in a body.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+__all__ = ["TABLE", "ErrorClass", "Row", "classify"]
+
+
+class ErrorClass(StrEnum):
+    """What an upstream's error says about whom."""
+
+    PACE = "pace"  # we sent too fast: wait
+    OVERLOAD = "overload"  # it cannot serve anybody well: breaker and next upstream
+    TERMINAL = "terminal"  # no credit or no quota for long: quarantine and alert
+    CREDENTIAL = "credential"  # our key: take it out, alert, never show the body
+    CLIENT = "client"  # the request itself: pass on, counts against nobody
+    NONE = "none"  # no error
+
+
+class Row(NamedTuple):
+    """One rule. status 0 is any; a kind or code of "*" is any, present or not."""
+
+    status: int
+    kind: str
+    code: str
+    means: ErrorClass
+
+    def matches(self, status: int, kind: str, code: str) -> bool:
+        """Tell whether this rule is about such an error."""
+        return self.status in (0, status) and fnmatchcase(kind, self.kind) and fnmatchcase(code, self.code)
+
+
+_PACE, _OVERLOAD, _TERMINAL = ErrorClass.PACE, ErrorClass.OVERLOAD, ErrorClass.TERMINAL
+_CREDENTIAL, _CLIENT = ErrorClass.CREDENTIAL, ErrorClass.CLIENT
+
+_OPENAI = (
+    Row(0, "insufficient_quota", "*", _TERMINAL),
+    Row(0, "*", "insufficient_quota", _TERMINAL),
+    Row(0, "*", "credit_balance_exhausted", _TERMINAL),
+    Row(0, "*", "organization_spend_limit_exceeded", _TERMINAL),
+    Row(0, "*", "project_spend_limit_exceeded", _TERMINAL),
+    Row(0, "*", "organization_usage_limit_exceeded", _TERMINAL),
+    Row(0, "*", "billing_hard_limit_reached", _TERMINAL),
+    Row(0, "*", "billing_not_active", _TERMINAL),
+    Row(0, "*", "account_deactivated", _CREDENTIAL),
+    Row(0, "*", "slow_down", _PACE),
+    Row(0, "*", "rate_limit_exceeded", _PACE),
+    Row(0, "*", "server_is_overloaded", _OVERLOAD),
+    Row(0, "*", "invalid_api_key", _CREDENTIAL),
+    Row(0, "*", "unsupported_country_region_territory", _CREDENTIAL),
+)
+
+TABLE: dict[str, tuple[Row, ...]] = {
+    "openai": _OPENAI,
+    "azure": (
+        Row(429, "*", "insufficient_quota", _PACE),  # here a limit per minute of the deployment
+        Row(429, "insufficient_quota", "*", _PACE),
+        Row(0, "*", "429", _PACE),  # Azure writes the status as the code
+        Row(0, "*", "too_many_requests", _PACE),
+        Row(0, "*", "ServiceUnavailable", _OVERLOAD),
+        Row(0, "*", "content_filter", _CLIENT),
+        Row(404, "*", "DeploymentNotFound", _CREDENTIAL),  # our deployment's name, not the client's model
+        *_OPENAI,
+    ),
+    "anthropic": (
+        Row(0, "*", "enforced_spend_limit_reached", _TERMINAL),
+        Row(0, "billing_error", "*", _TERMINAL),
+        Row(400, "*", "credit_balance_too_low", _TERMINAL),
+        Row(400, "*", "spend_limit_reached", _TERMINAL),
+        Row(0, "rate_limit_error", "*", _PACE),
+        Row(0, "overloaded_error", "*", _OVERLOAD),
+        Row(0, "api_error", "*", _OVERLOAD),
+        Row(0, "timeout_error", "*", _OVERLOAD),
+        Row(0, "authentication_error", "*", _CREDENTIAL),
+        Row(0, "permission_error", "*", _CREDENTIAL),
+        Row(0, "not_found_error", "*", _CLIENT),
+        Row(0, "request_too_large", "*", _CLIENT),
+        Row(0, "invalid_request_error", "*", _CLIENT),
+    ),
+    "gemini": (
+        Row(0, "*", "*PerDay*", _TERMINAL),
+        Row(0, "*PerDay*", "*", _TERMINAL),
+        Row(0, "RESOURCE_EXHAUSTED", "*", _PACE),
+        Row(0, "UNAVAILABLE", "*", _OVERLOAD),
+        Row(0, "INTERNAL", "*", _OVERLOAD),
+        Row(0, "DEADLINE_EXCEEDED", "*", _OVERLOAD),
+        Row(400, "*", "API_KEY_INVALID", _CREDENTIAL),
+        Row(0, "UNAUTHENTICATED", "*", _CREDENTIAL),
+        Row(0, "PERMISSION_DENIED", "*", _CREDENTIAL),
+        Row(0, "FAILED_PRECONDITION", "*", _TERMINAL),  # free tier not available here, or billing not enabled
+        Row(0, "INVALID_ARGUMENT", "*", _CLIENT),
+        Row(0, "NOT_FOUND", "*", _CLIENT),
+    ),
+    "vllm": (
+        Row(429, "*", "*", _OVERLOAD),  # an engine has no rate limits: its queue is full
+        Row(404, "*", "*", _CREDENTIAL),  # our own name for the model is wrong, or its adapter is not loaded
+    ),
+    "sglang": (
+        Row(429, "*", "*", _OVERLOAD),
+        Row(404, "*", "*", _CREDENTIAL),
+    ),
+    "deepseek": (
+        Row(402, "*", "*", _TERMINAL),
+        Row(422, "*", "*", _CLIENT),
+    ),
+    "openrouter": (
+        Row(402, "*", "*", _TERMINAL),
+        Row(0, "*", "402", _TERMINAL),
+        Row(0, "*", "429", _PACE),
+        Row(408, "*", "*", _OVERLOAD),
+        Row(0, "*", "408", _OVERLOAD),
+        Row(0, "*", "502", _OVERLOAD),
+        Row(0, "*", "503", _OVERLOAD),
+        Row(403, "*", "*", _CLIENT),  # moderation flagged the input
+    ),
+    "bedrock": (
+        Row(0, "ThrottlingException", "*", _PACE),
+        Row(0, "ServiceQuotaExceededException", "*", _PACE),
+        Row(0, "ServiceUnavailableException", "*", _OVERLOAD),
+        Row(0, "ModelNotReadyException", "*", _OVERLOAD),
+        Row(0, "ModelTimeoutException", "*", _OVERLOAD),
+        Row(0, "modelStreamErrorException", "*", _OVERLOAD),
+        Row(0, "AccessDeniedException", "*", _CREDENTIAL),
+        Row(0, "ValidationException", "*", _CLIENT),
+    ),
+    "together": (
+        Row(0, "dynamic_request_limited", "*", _PACE),
+        Row(0, "dynamic_token_limited", "*", _PACE),
+        Row(402, "*", "*", _TERMINAL),
+    ),
+    "scaleway": (
+        Row(429, "*", "*", _PACE),  # its "INSUFFICIENT QUOTA" is a limit per minute
+    ),
+    "generic": (
+        Row(0, "insufficient_quota", "*", _TERMINAL),
+        Row(0, "*", "insufficient_quota", _TERMINAL),
+        Row(402, "*", "*", _TERMINAL),
+        Row(429, "*", "*", _PACE),
+        Row(401, "*", "*", _CREDENTIAL),
+        Row(403, "*", "*", _CREDENTIAL),
+        Row(408, "*", "*", _OVERLOAD),
+        Row(425, "*", "*", _OVERLOAD),
+        Row(0, "rate_limit_error", "*", _PACE),
+        Row(0, "rate_limit_exceeded", "*", _PACE),
+        Row(0, "*", "rate_limit_exceeded", _PACE),
+        Row(0, "overloaded_error", "*", _OVERLOAD),
+        Row(0, "server_error", "*", _OVERLOAD),
+        Row(0, "api_error", "*", _OVERLOAD),
+        Row(0, "*", "server_is_overloaded", _OVERLOAD),
+        Row(0, "invalid_request_error", "*", _CLIENT),
+        Row(0, "*", "context_length_exceeded", _CLIENT),
+    ),
+}
+
+
+def classify(provider: str, status: int, kind: str = "", code: str = "") -> ErrorClass:
+    """Class an upstream's answer. kind and code: the error's own words, "" or "-" where it had none."""
+    kind, code = kind.removeprefix("-"), code.removeprefix("-")
+    if status < 400 and not kind and not code:  # noqa: PLR2004
+        return ErrorClass.NONE
+    for row in (*TABLE.get(provider, ()), *TABLE["generic"]):
+        if row.matches(status, kind, code):
+            return row.means
+    return _CLIENT if 400 <= status < 500 else _OVERLOAD  # noqa: PLR2004

@@ -1,0 +1,11 @@
+"""Counting tokens: exact where the vocabulary is known, sampled where the prompt is long, corrected by what is learned.
+
+Pure but for loading vocabularies from installed packages. Nothing here touches the network.
+"""
+
+from extproc.tokens.calibration import Calibration
+from extproc.tokens.encodings import Encoding, encoding_for
+from extproc.tokens.estimate import estimate, is_long
+from extproc.tokens.vocabulary import preload
+
+__all__ = ["Calibration", "Encoding", "encoding_for", "estimate", "is_long", "preload"]
