@@ -197,7 +197,7 @@ class Service:
             sessions=SessionRules(identity.session_headers, identity.session_window_s),
             executor=self._executor,
         )
-        timing = Timing(timeouts.first_token_s, timeouts.prompt_tokens_per_s, timeouts.answer_s)
+        timing = Timing(timeouts.first_token_s, timeouts.prompt_tokens_per_s, timeouts.stall_s, timeouts.answer_s)
         dispatch = Dispatch(self.policy, self.capacity, self.clock, timing, wording, self.breakers.allows)
         return Handler(reception, self.flights, self.limiter, dispatch, wording, self.clock, self.observe)
 

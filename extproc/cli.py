@@ -24,11 +24,12 @@ Config = Annotated[
 def main() -> None:
     """Run the command line; a known mistake is a message, not a traceback."""
     from extproc.render.envoy import RenderError  # noqa: PLC0415
+    from extproc.sim.plan import MixError  # noqa: PLC0415
     from extproc.stack import StackError  # noqa: PLC0415
 
     try:
         app()
-    except (SettingsError, StackError, RenderError) as error:
+    except (SettingsError, StackError, RenderError, MixError) as error:
         print(error, file=sys.stderr)  # noqa: T201
         sys.exit(2)
 
@@ -104,6 +105,47 @@ def fake_provider(
             key=key,
         )
     )
+
+
+@app.command()
+def replay(
+    trace: Annotated[Path, typer.Option(help="CSV: an Azure LLM trace, or seconds,prompt_tokens,output_tokens.")],
+    *,
+    speed: Annotated[float, typer.Option(min=0.001, help="How many times faster than it was recorded.")] = 10.0,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Wall time of sending.")] = 3.0,
+    overload: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Start a private stack whose primary allows the offered tokens/s over this."),
+    ] = None,
+    chain: Annotated[str, typer.Option(help="Upstreams of the private stack.")] = "primary,local",
+    config: Config = None,
+    gateway: Annotated[str | None, typer.Option(help="URL of a gateway that the config does not describe.")] = None,
+    model: str = "gpt-5",
+    lanes: Annotated[str, typer.Option(help="Share of each lane.")] = "P0=0.3,P1=0.4,P2=0.3",
+    tenants: Annotated[str | None, typer.Option(help="Share of each tenant, as NAME=SHARE,...")] = None,
+    key: Annotated[str | None, typer.Option(help="API key to send.", envvar="TIDEGATE_REPLAY_KEY")] = None,
+    seed: int = 1,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures here, too.")] = None,
+) -> None:
+    """Send recorded traffic through the gateway and print, per lane, what came of it."""
+    from extproc.sim.gauges import Target  # noqa: PLC0415
+    from extproc.sim.plan import Mix  # noqa: PLC0415
+    from extproc.sim.replay import Options, run, target_of  # noqa: PLC0415
+    from extproc.sim.scene import Scene  # noqa: PLC0415
+
+    options = Options(
+        trace=trace,
+        speed=speed,
+        seconds=minutes * 60,
+        target=Target(gateway) if gateway else target_of(_settings(config)),
+        stage=None if overload is None else Scene(overload=overload, chain=tuple(chain.split(","))),
+        model=model,
+        lanes=Mix.parse(lanes),
+        tenants=None if tenants is None else Mix.parse(tenants),
+        key=key,
+        seed=seed,
+    )
+    raise typer.Exit(run(options, json_file))
 
 
 def _settings(config: Path | None) -> Settings:

@@ -29,6 +29,7 @@ class Timing:
 
     first_token_s: float
     prompt_tokens_per_s: float
+    stall_s: float
     answer_s: float
 
 
@@ -62,13 +63,15 @@ class Dispatch:
         flight.accounting = {name: self._policy.upstreams[name].accounting for name in order}
         rewrite = self._rewrite(request, order, document)
         per_try_s, total_s = self._limits(request, len(order), now)
+        flight.hurried = per_try_s < self._usual_s(request)
         retry_s = ceil(self._policy.upstreams[first].breaker.cool_down_s)
         return Departure(
             ticket=request.ticket,
             order=order,
             path=greeting.path,
             dialect=request.dialect,
-            stream=request.stream,
+            # First tokens that may all together take longer than a stall must not be ended as one.
+            stream=request.stream and per_try_s * len(order) <= self._timing.stall_s,
             queue_ms=round(flight.waited_s * 1000),
             fail_body=self._wording.exhausted(greeting.head, request.dialect, retry_s),
             fail_retry_s=retry_s,
@@ -91,13 +94,20 @@ class Dispatch:
         names = {name: self._policy.upstreams[name].own_name(request.model) for name in order}
         return dialects.rewrite(document, names, order)
 
-    def _limits(self, request: Request, attempts: int, now: float) -> tuple[float | None, float | None]:
+    def _limits(self, request: Request, attempts: int, now: float) -> tuple[float, float | None]:
         """Seconds for each attempt's first byte, and for the whole answer."""
-        left = None if request.deadline is None else max(0.001, request.deadline - now)
+        usual, left = self._usual_s(request), None
+        if request.deadline is not None:
+            left = max(0.001, request.deadline - now)
         if request.stream:
-            first_token = self._timing.first_token_s + request.size.input / self._timing.prompt_tokens_per_s
-            return (first_token if left is None else min(first_token, left / attempts)), None
-        return left or self._timing.answer_s, left or self._timing.answer_s
+            return (usual if left is None else min(usual, left / attempts)), None
+        return left or usual, left or usual
+
+    def _usual_s(self, request: Request) -> float:
+        """Seconds that an attempt's first byte may take where the caller sets no limit."""
+        if request.stream:
+            return self._timing.first_token_s + request.size.input / self._timing.prompt_tokens_per_s
+        return self._timing.answer_s
 
     def _has_room(self, wants: Wants, name: str) -> bool:
         levels, now = self._capacity.levels(), self._clock.time()

@@ -43,6 +43,9 @@ CUT = frozenset(
         "upstream_protocol_error", "stream_idle_timeout", "duration_timeout",
     }
 )  # fmt: skip
+STALLED = "stream_idle_timeout"
+TIMED_OUT = "response_timeout"
+"""Flag and details of a request that Envoy ended by itself: no record of an attempt tells of that."""
 
 
 class Flights:
@@ -72,6 +75,7 @@ class Flights:
         self._freed = freed
         self._learned = learned
         self._flights: dict[str, Flight] = {}
+        self._by_id: dict[str, Flight] = {}
         self._adopted: dict[str, tuple[str, float]] = {}
         self._returning: set[asyncio.Future[None]] = set()
 
@@ -90,7 +94,7 @@ class Flights:
         claims = quota(self._policy, request)
         if claims:
             await self._take_quota(request, claims)
-        flight = self._flights[request.ticket] = Flight(request, claims)
+        flight = self._flights[request.ticket] = self._by_id[request.id] = Flight(request, claims)
         try:
             yield flight
         finally:
@@ -98,7 +102,7 @@ class Flights:
             if flight.departed is None:
                 changes = flight.cancel()
             else:
-                for name in (flight.order[0], request.tenant):
+                for name in (flight.order[0], _place(request.tenant)):
                     self._pace.learn_hold(name, now - flight.departed)
                 changes = flight.land(now)
             self._forget_if_closed(flight)
@@ -106,7 +110,7 @@ class Flights:
 
     async def record(self, record: Record) -> None:
         """Learn from one record. Records of unknown requests teach the breakers only."""
-        flight = self._flights.get(record.ticket)
+        flight = self._flight_of(record)
         if flight is None:
             await self._record_of_another(record)
         elif record.kind is RecordKind.ATTEMPT:
@@ -123,10 +127,15 @@ class Flights:
             if not flight.settled:
                 self._observe(Settled(flight.request, "", flight.attempts, 0, None, flight.waited_s))
             changes = flight.expire()
-            self._flights.pop(flight.request.ticket, None)
+            self._forget(flight)
             await self._apply(changes)
         for ticket in [t for t, (_, heard) in self._adopted.items() if now - heard > LEASE_S]:
             await self._let_go(ticket)
+
+    def _flight_of(self, record: Record) -> Flight | None:
+        if record.ticket:
+            return self._flights.get(record.ticket)
+        return self._by_id.get(record.request_id) if record.request_id else None
 
     async def _take_quota(self, request: Request, claims: tuple[Claim, ...]) -> None:
         answer = await self._take(Ask(request.ticket, (Option(request.tenant, claims),)))
@@ -144,6 +153,8 @@ class Flights:
             raise
 
     def _return_unwanted(self, asking: asyncio.Future[list[Answer]]) -> None:
+        if asking.cancelled() or asking.exception() is not None:
+            return
         option = asking.result()[0].option
         if option is not None:
             returning = asyncio.ensure_future(self._apply([Change(c.key, c.amount) for c in option.claims]))
@@ -152,8 +163,9 @@ class Flights:
 
     def _over_quota(self, request: Request, answer: Answer) -> Rejected:
         if any(key.endswith("/slots") for key in answer.short):
-            return Rejected(Reason.TENANT_CONCURRENCY, retry_after=max(1.0, self._pace.hold_s(request.tenant)))
-        window = {kind: self._window(f"tenant/{request.tenant}/{kind}") for kind in ("total", "requests")}
+            retry_after = max(1.0, self._pace.hold_s(_place(request.tenant)))
+            return Rejected(Reason.TENANT_CONCURRENCY, retry_after=retry_after)
+        window = {kind: self._window(f"{_place(request.tenant)}/{kind}") for kind in ("total", "requests")}
         return Rejected(
             Reason.TENANT_QUOTA, retry_after=answer.retry_after, tokens=window["total"], requests=window["requests"]
         )
@@ -166,13 +178,16 @@ class Flights:
         return Window(int(bucket.rate * 60), max(0, int(bucket.level_at(now))), bucket.wait_for(bucket.capacity, now))
 
     async def _attempt_failed(self, flight: Flight, record: Record) -> None:
+        if (record.upstream, record.attempt) in flight.heard:
+            return
+        flight.heard.add((record.upstream, record.attempt))
         flight.attempts = max(flight.attempts, record.attempt)
-        outcome = self._judge(record, began=flight.departed or self._clock.time())
+        outcome = self._judge(record, began=flight.departed or self._clock.time(), hurried=flight.hurried)
         if record.flags & CLIENT_LEFT or 0 < record.status < 400:  # noqa: PLR2004 - the answer had begun
             return
-        self._observe(AttemptFailed(record.upstream, outcome, record.status, record.error, record.ticket))
+        self._observe(AttemptFailed(record.upstream, outcome, record.status, record.error, flight.request.ticket))
         refund = Refund.UNSENT if record.flags & UNSENT else Refund.INPUT_KEPT if record.flags & CUT else Refund.ALL
-        await self._apply(flight.attempt_failed(record.upstream, refund))
+        await self._apply(flight.attempt_failed(record.upstream, refund, last=_passed_on(record)))
 
     async def _final(self, flight: Flight, record: Record) -> None:
         flight.attempts = max(flight.attempts, record.attempt)
@@ -185,9 +200,12 @@ class Flights:
             changes = flight.served(record.upstream, usage, seen)
             self._learn(flight, record, usage, complete=complete, client_gone=client_gone)
         else:
-            at = record.upstream or flight.order[-1]
-            changes = flight.attempt_failed(at, Refund.INPUT_KEPT) if client_gone else []
-            changes += flight.unserved(client_gone=client_gone)
+            timed_out = record.details == TIMED_OUT
+            if timed_out:
+                self._judge(record, began=flight.departed or self._clock.time(), hurried=flight.hurried)
+            sent = (client_gone or timed_out) and record.upstream in flight.order
+            changes = flight.left(record.upstream) if sent else []
+            changes += flight.unserved(client_gone=sent)
         self._observe(_settled(flight, record, usage, client_gone=client_gone))
         await self._apply(changes)
 
@@ -205,13 +223,15 @@ class Flights:
             return
         sound = not record.tail.get("error") and not record.flags & CUT and (complete or not flight.request.stream)
         outcome = Outcome.SUCCESS if sound else Outcome.FAILURE
-        if not record.flags & CUT:  # a cut was already counted by its attempt record
+        if not record.flags & (CUT - {STALLED}):  # a cut was already counted by its attempt record
             cause = f"answer with error {record.tail['error']}" if record.tail.get("error") else "answer ended early"
             self._breakers.record(record.upstream, outcome, began=flight.departed or 0.0, cause=cause)
 
-    def _judge(self, record: Record, *, began: float) -> Outcome:
+    def _judge(self, record: Record, *, began: float, hurried: bool = False) -> Outcome:
         upstream = self._policy.upstreams.get(record.upstream)
         outcome = _outcome(record, upstream.provider if upstream else "")
+        if hurried and "upstream_request_timeout" in record.flags:
+            outcome = Outcome.IGNORED
         what = record.error or ", ".join(sorted(record.flags)) or "no answer"
         self._breakers.record(record.upstream, outcome, began=began, cause=f"status {record.status}: {what}")
         return outcome
@@ -220,44 +240,51 @@ class Flights:
         if record.kind is RecordKind.ATTEMPT:
             self._judge(record, began=self._clock.time() - record.duration_s)
         elif record.kind is RecordKind.RUNNING and record.upstream in self._policy.upstreams:
-            known = record.ticket in self._adopted
+            before, _ = self._adopted.get(record.ticket, ("", 0.0))
             self._adopted[record.ticket] = (record.upstream, self._clock.time())
-            if not known:
-                await self._apply([Change(slots_key(record.upstream), -1.0)])
-        elif record.kind is RecordKind.FINAL and record.ticket in self._adopted:
+            if before != record.upstream:
+                moved = [Change(slots_key(before), 1.0)] if before else []
+                await self._apply([*moved, Change(slots_key(record.upstream), -1.0)])
+        elif record.kind is RecordKind.FINAL:
             await self._let_go(record.ticket)
 
     async def _let_go(self, ticket: str) -> None:
-        upstream, _ = self._adopted.pop(ticket)
-        await self._apply([Change(slots_key(upstream), 1.0)])
+        upstream, _ = self._adopted.pop(ticket, ("", 0.0))
+        if upstream:
+            await self._apply([Change(slots_key(upstream), 1.0)])
 
     def _forget_if_closed(self, flight: Flight) -> None:
         never_left = flight.departed is None and flight.settled
         if never_left or (flight.landed is not None and not flight.open_books):
-            self._flights.pop(flight.request.ticket, None)
+            self._forget(flight)
+
+    def _forget(self, flight: Flight) -> None:
+        self._flights.pop(flight.request.ticket, None)
+        if self._by_id.get(flight.request.id) is flight:
+            del self._by_id[flight.request.id]
 
     async def _apply(self, changes: Sequence[Change]) -> None:
         if not changes:
             return
-        before = self._capacity.levels()
+        levels, now = self._capacity.levels(), self._clock.time()
         for change in changes:
-            if (
-                change.amount < 0
-                and not change.key.endswith("/slots")
-                and isinstance(before.get(change.key), TokenBucket)
-            ):
-                self._observe(Overshot(change.key, -change.amount))
+            bucket = levels.get(change.key)
+            if isinstance(bucket, TokenBucket) and change.amount < min(0.0, -bucket.level_at(now)):
+                self._observe(Overshot(change.key, -change.amount - max(0.0, bucket.level_at(now))))
         if self._capacity.immediate:
-            await self._capacity.change(changes)
+            await self._change(changes)
         else:
-            await asyncio.shield(self._capacity.change(changes))
+            await asyncio.shield(self._change(changes))
+
+    async def _change(self, changes: Sequence[Change]) -> None:
+        await self._capacity.change(changes)
         self._freed()
 
 
 def quota(policy: Policy, request: Request) -> tuple[Claim, ...]:
     """What a request takes of its tenant's own allowance: a slot, a request, and its tokens."""
     tenant = policy.tenants[request.tenant]
-    place = f"tenant/{tenant.name}"
+    place = _place(tenant.name)
     found = []
     if tenant.concurrency is not None:
         found.append(Claim(f"{place}/slots", 1.0))
@@ -266,6 +293,16 @@ def quota(policy: Policy, request: Request) -> tuple[Claim, ...]:
     if tenant.tpm is not None:
         found.append(Claim(f"{place}/total", float(request.size.total)))
     return tuple(found)
+
+
+def _place(tenant: str) -> str:
+    """Where the counters of a tenant's own allowance are."""
+    return f"tenant/{tenant}"
+
+
+def _passed_on(record: Record) -> bool:
+    """Whether the router gave this attempt's answer to the caller; else it asks the next upstream (render.routes)."""
+    return 400 <= record.shown < 500 and record.shown != 429  # noqa: PLR2004 - HTTP
 
 
 def _outcome(record: Record, provider: str) -> Outcome:

@@ -9,7 +9,8 @@ the pass sees the mark when the answer is there and gives back what nobody wants
 is cancelled before it could notice gives back itself.
 
 When capacity lives in this process a pass is one synchronous step and runs at once in the arriving request's own task.
-When it suspends, passes run in one task of their own, which nobody cancels half-way.
+When it suspends, passes run in one task of their own, which nobody cancels half-way; a newcomer is granted by one, or
+learns from the end of the first that has seen it that it has to wait.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from math import inf, isfinite
 from extproc.core import forecast
 from extproc.core.capacity import Ask, Change, Claim, Option
 from extproc.core.events import Queued
-from extproc.core.lanes import FIRST_ONLY, Lanes, Waiter
+from extproc.core.lanes import Backlog, Group, Lanes, Waiter
 from extproc.core.policy import WhenBusy
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request
@@ -34,6 +35,8 @@ __all__ = ["Grant", "Limiter", "Wants"]
 
 TICK_S = 0.001
 """No pass is scheduled sooner than this after another, so that rounding never makes a busy loop."""
+MAX_DEPTH = 64
+"""At most so many of each group are asked for at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,8 @@ class _Turn(Waiter):
 
     __slots__ = ("event", "timer", "wants")
 
-    def __init__(self, request: Request, group: tuple[str, ...], seq: int, wants: Wants) -> None:
-        super().__init__(request, group, seq)
+    def __init__(self, request: Request, seq: int, wants: Wants) -> None:
+        super().__init__(request, Group(), seq)
         self.event = asyncio.Event()
         self.timer: asyncio.TimerHandle | None = None
         self.wants = wants
@@ -88,6 +91,7 @@ class Limiter:
         self._earliest_probe = earliest_probe
         self._seq = count()
         self._wake = asyncio.Event()
+        self._newcomers: list[_Turn] = []
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -95,7 +99,10 @@ class Limiter:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            newcomers, self._newcomers = self._newcomers, []
             await self._pass()
+            for turn in newcomers:
+                turn.event.set()
 
     def kick(self) -> None:
         """Something changed that may let a waiter go: capacity came back, a breaker moved, a limit grew."""
@@ -108,6 +115,7 @@ class Limiter:
         for waiter in self.lanes.waiters():
             assert isinstance(waiter, _Turn)  # noqa: S101 - only this class fills the lanes
             waiter.event.set()
+        self._wake.set()
 
     async def acquire(self, request: Request, wants: Wants, queued: Callable[[float], Awaitable[None]]) -> Grant:
         """The capacity of one upstream, taken. Rejected when it cannot be had in time; `queued` hears of a real wait.
@@ -118,11 +126,7 @@ class Limiter:
             raise Rejected(Reason.DRAINING, retry_after=1.0)
         turn = self._join(request, wants)
         try:
-            if self._capacity.immediate:
-                await self._pass()
-            else:
-                self._wake.set()
-                await asyncio.sleep(0)
+            await self._first_look(turn)
             if turn.granted is None:
                 await self._wait(turn, queued)
                 return Grant(self._granted(turn), waited=True)
@@ -139,11 +143,12 @@ class Limiter:
         names = [name for name in wants.names if self._allows(name)]
         if self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD:
             names = names[:1]
-        waiter = turn or Waiter(request, (), -1)
+        waiter = turn or Waiter(request, Group(), -1)
         waits = [self._wait_at(name, waiter, wants) for name in names]
-        if not waits:
-            return inf
-        return 0.0 if 0.0 in waits else 1.0 / sum(1.0 / wait for wait in waits)
+        if 0.0 in waits:
+            return 0.0
+        rate = sum(1.0 / wait for wait in waits)
+        return 1.0 / rate if rate else inf
 
     def retry_after_s(self, request: Request, wants: Wants, turn: Waiter | None = None) -> float:
         """Seconds after which the same request would get its turn within half its lane's wait, as things stand."""
@@ -153,23 +158,36 @@ class Limiter:
         return max(1.0, predicted - 0.5 * self.lanes.rules[request.lane].max_wait_s)
 
     def _join(self, request: Request, wants: Wants) -> _Turn:
-        turn = _Turn(request, (), next(self._seq), wants)
+        turn = _Turn(request, next(self._seq), wants)
         rule = self.lanes.rules[request.lane]
         turn.spilled = rule.when_busy is WhenBusy.SPILL and self._first_choice_wait(turn) > rule.spill_after_s
         turn.group = _group(turn)
         self.lanes.join(turn)
         return turn
 
+    async def _first_look(self, turn: _Turn) -> None:
+        """Return when a pass has granted who just joined, or has seen it and is over."""
+        if self._capacity.immediate:
+            await self._pass()
+        else:
+            self._newcomers.append(turn)
+            self._wake.set()
+            await turn.event.wait()
+            if turn.granted is None:
+                turn.event.clear()
+
     async def _wait(self, turn: _Turn, queued: Callable[[float], Awaitable[None]]) -> None:
         request = turn.request
+        if self.draining:
+            return
         self._refuse_hopeless(turn)
         now = self._clock.time()
         rule = self.lanes.rules[request.lane]
         if rule.when_busy is WhenBusy.SPILL and not turn.spilled:
             turn.timer = asyncio.get_running_loop().call_at(now + rule.spill_after_s, self._spill, turn)
-        await queued(max(0.0, request.wait_until - now))
         try:
             async with asyncio.timeout_at(request.wait_until):
+                await queued(max(0.0, request.wait_until - now))
                 await turn.event.wait()
         except TimeoutError:
             if turn.granted is None:
@@ -221,12 +239,13 @@ class Limiter:
             turn.timer = None
 
     async def _pass(self) -> None:
-        """Ask for every head until nobody is granted any more."""
-        while heads := self.lanes.heads():
-            asks = [Ask(head.request.ticket, self._options(head)) for head in heads]
+        """Ask for every head until nobody is granted any more; for ever more at once while that goes on."""
+        depth = 1
+        while not self.draining and (heads := self.lanes.heads(depth)):
+            asks = [Ask(head.request.ticket, self._options(head), followed) for head, followed in heads]
             answers = await self._capacity.take(asks)
             progress, soonest = False, inf
-            for head, answer in zip(heads, answers, strict=True):
+            for (head, _), answer in zip(heads, answers, strict=True):
                 if answer.option is None:
                     soonest = min(soonest, answer.retry_after)
                 elif head.gone:
@@ -238,6 +257,7 @@ class Limiter:
             if not progress:
                 self._schedule(soonest)
                 return
+            depth = min(2 * depth, MAX_DEPTH)
 
     def _grant(self, head: Waiter, option: Option) -> None:
         assert isinstance(head, _Turn)  # noqa: S101 - only this class fills the lanes
@@ -274,10 +294,14 @@ class Limiter:
         return self._wait_at(first, turn, turn.wants) if first else 0.0
 
     def _wait_at(self, name: str, waiter: Waiter, wants: Wants) -> float:
-        ahead = self.lanes.ahead(waiter, name, self._allows)
+        def ahead(key: str) -> Backlog:
+            return self.lanes.ahead(waiter, name, key, self._allows)
+
         levels, now = self._capacity.levels(), self._clock.time()
         return forecast.wait_s(levels, wants.prices[name], ahead, self._pace.hold_s(name), now)
 
 
-def _group(turn: _Turn) -> tuple[str, ...]:
-    return turn.wants.names if turn.spilled else (FIRST_ONLY, *turn.wants.names)
+def _group(turn: _Turn) -> Group:
+    wants = turn.wants
+    keys = frozenset(claim.key for name in wants.names for claim in wants.prices[name])
+    return Group(wants.names, keys, first_only=not turn.spilled)

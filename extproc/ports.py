@@ -78,7 +78,8 @@ class Departure:
     order: upstreams, first choice first. body: replacement of the body, None leaves it. heads, width: per upstream the
     head that stands in the first `width` bytes, None when all share it. per_try_s: limit on each attempt's response
     headers; total_s: limit on the whole answer; None for no limit. fail_body, fail_retry_s: what the client gets when
-    every upstream of the order fails. removed: request headers to take away. facts: further words for the record.
+    every upstream of the order fails. stream: a long silence, before or between tokens, ends the attempt. removed:
+    request headers to take away. facts: further words for the record.
     """
 
     ticket: str
@@ -140,6 +141,8 @@ class RecordKind(StrEnum):
 class Record:
     """What Envoy reports of one request. status 0: no answer. flags: Envoy's, by field name, without underscores lost.
 
+    ticket: empty for an attempt, which only knows its request_id. shown: its status as the router saw it, where status
+    is what the upstream sent.
     tail: raw words about the answer (usage, finish, done, error) as the response filters noted them. facts: what the
     departure said of itself. error: provider's type/code of a refused attempt. local: Envoy made the answer itself.
     """
@@ -153,6 +156,8 @@ class Record:
     attempt: int
     duration_s: float
     first_token_s: float | None
+    request_id: str = ""
+    shown: int = 0
     error: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     tail: Mapping[str, str | float] = field(default_factory=dict)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 from extproc import dialects
 from extproc.core.refusal import RULES, Reason, Refusal, Rejected
@@ -11,6 +13,9 @@ from extproc.core.request import Dialect
 from extproc.ports import Head
 
 __all__ = ["Wording"]
+
+_REQUEST_ID = "{request-id}"
+"""Stands for a request's id in a body that is worded once for many."""
 
 UNKNOWN_RETRY_S = 1.0
 """When a retry can help but nobody knows when."""
@@ -37,22 +42,25 @@ class Wording:
 
     def answer(self, head: Head, refusal: Refusal) -> tuple[list[tuple[str, str]], bytes]:
         """Headers and body for the caller that sent `head`."""
-        return self._word(head, _dialect(head.headers), refusal)
-
-    def exhausted(self, head: Head, dialect: Dialect, retry_s: int) -> str:
-        """The body, ready beforehand, for the case that every upstream of the order fails."""
-        refusal = Refusal(Reason.UPSTREAM_FAILED, self._statuses(Reason.UPSTREAM_FAILED), retry_s)
-        return self._word(head, dialect, refusal)[1].decode()
-
-    def _word(self, head: Head, dialect: Dialect, refusal: Refusal) -> tuple[list[tuple[str, str]], bytes]:
         return dialects.refuse(
-            dialect,
+            _dialect(head.headers),
             refusal,
             language=dialects.language(head.headers.get("accept-language")),
             request_id=head.headers.get("x-request-id", ""),
             now=time.time(),
             jitter=self._chance(),
         )
+
+    def exhausted(self, head: Head, dialect: Dialect, retry_s: int) -> str:
+        """The body, ready beforehand, for the case that every upstream of the order fails."""
+        body = self._exhausted(dialect, dialects.language(head.headers.get("accept-language")), retry_s)
+        return body.replace(_REQUEST_ID, json.dumps(head.headers.get("x-request-id", ""))[1:-1])
+
+    @lru_cache(maxsize=256)  # noqa: B019 - one object for the life of the process
+    def _exhausted(self, dialect: Dialect, language: str, retry_s: int) -> str:
+        refusal = Refusal(Reason.UPSTREAM_FAILED, self._statuses(Reason.UPSTREAM_FAILED), retry_s)
+        body = dialects.refuse(dialect, refusal, language=language, request_id=_REQUEST_ID, now=0.0, jitter=0.0)[1]
+        return body.decode()
 
 
 def _dialect(headers: Mapping[str, str]) -> Dialect:

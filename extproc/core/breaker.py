@@ -3,8 +3,9 @@
 Theory. A sick upstream costs every request sent to it a timeout, and every retry keeps it sick. So after a few
 failures in a row nothing is sent there for a while (OPEN); then one call of our own, never a user's, tries it
 (HALF_OPEN); if that works traffic returns (CLOSED), if not it rests twice as long, up to a cap, with jitter so that
-many gateways do not probe in step. A result counts only if its request began after the last transition: answers to questions
-asked in another state say nothing about this one. A client's own error says nothing at all about the upstream.
+many gateways do not probe in step. A result counts only if its request began after the last transition: answers to
+questions asked in another state say nothing about this one. A client's own error says nothing about the upstream at
+all.
 
 The table is the whole behaviour: a missing entry is a bug and raises. Opening again never shortens a rest.
 

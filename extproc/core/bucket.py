@@ -4,7 +4,8 @@ A bucket holds `level` units (LLM tokens or requests), refills at `rate` units p
 into debt: usage that turned out larger than its estimate is charged all the same, and nothing is taken while in debt.
 Over any window of w seconds at most `capacity + rate * w` units are taken, plus what was given back in that window.
 
-A request larger than the bucket takes a full bucket into debt, otherwise it could never go. Units stay floats; a
+A request larger than the bucket takes a full bucket into debt, otherwise it could never go; by what it is larger, the
+window may be passed once. Units stay floats; a
 thousandth of a token is never worth a wait, so comparisons allow `EPSILON`.
 
 Deliberately not here: who may take, and in what order (lanes), and which buckets belong together (capacity).

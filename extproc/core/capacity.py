@@ -2,8 +2,9 @@
 
 A request needs several things at once: tokens of an account, one of its requests per minute, a concurrent slot. An
 `Option` names all that one upstream would need; an `Ask` lists the options of one request, best first; a batch of asks
-is answered in order. Two rules make a batch fair: an option is taken whole or not at all, and what an earlier ask
-wanted and could not get is closed to the later asks of the batch, so that a large request is not overtaken for ever.
+is answered in order. Three rules make a batch fair. An option is taken whole or not at all. What an earlier ask wanted
+and could not get is closed to the later asks of the batch, so that a large request is not overtaken for ever. And when
+an ask is granted whose followers were left out of the batch, it ends there, because they come before the later asks.
 """
 
 from __future__ import annotations
@@ -38,17 +39,18 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request's options, best first."""
+    """One request's options, best first. followed: others who want the same come next, but are not in the batch."""
 
     ticket: str
     options: tuple[Option, ...]
+    followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The option that was taken, or None with `retry_after`: seconds until asking again may help.
 
-    retry_after is infinite when only a release can help. short: the keys that were lacking.
+    retry_after is infinite when only a release can help, 0 when the batch ended before. short: keys that were lacking.
     """
 
     option: Option | None
@@ -67,7 +69,12 @@ class Change:
 def answer(store: Store, asks: Iterable[Ask], now: float) -> list[Answer]:
     """Decide a whole batch in order against `store`, taking what is granted. Unknown keys are unlimited."""
     closed: set[str] = set()
-    return [_answer_one(store, ask, closed, now) for ask in asks]
+    answers: list[Answer] = []
+    over = False
+    for ask in asks:
+        answers.append(Answer(None) if over else _answer_one(store, ask, closed, now))
+        over = over or (ask.followed and answers[-1].option is not None)
+    return answers
 
 
 def _answer_one(store: Store, ask: Ask, closed: set[str], now: float) -> Answer:
@@ -81,7 +88,7 @@ def _answer_one(store: Store, ask: Ask, closed: set[str], now: float) -> Answer:
             return Answer(option)
         short += lacking
         retry_after = min(retry_after, wait)
-    closed.update(short)
+    pass
     return Answer(None, retry_after, tuple(short))
 
 

@@ -37,7 +37,11 @@ class Refund(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """See the head of this file. Times are seconds on the event loop's clock."""
+    """See the head of this file. Times are seconds on the event loop's clock.
+
+    heard: the failed attempts (upstream and number) that were reported. hurried: its time limits are the caller's own,
+    so that a timeout says nothing about an upstream. Before `depart` only `cancel` changes anything.
+    """
 
     request: Request
     allowance: tuple[Claim, ...] = ()
@@ -47,10 +51,13 @@ class Flight:
     departed: float | None = None
     landed: float | None = None
     attempts: int = 0
+    heard: set[tuple[str, int]] = field(default_factory=set)
+    hurried: bool = False
     settled: bool = False
     _reserved: dict[str, tuple[Claim, ...]] = field(default_factory=dict)
-    _slot_at: str = ""
-    _tenant_slot: bool = True
+    _asked: set[str] = field(default_factory=set)
+    _failed: set[str] = field(default_factory=set)
+    _at: str = ""
 
     @property
     def waited_s(self) -> float:
@@ -65,63 +72,74 @@ class Flight:
     def depart(self, order: tuple[str, ...], prices: Mapping[str, tuple[Claim, ...]], now: float) -> None:
         """It goes to order[0], whose claims the limiter has taken."""
         self.order, self.prices, self.departed = order, prices, now
-        self._slot_at = order[0]
+        self._at = order[0]
         self._reserved[order[0]] = _tokens(self.prices[order[0]])
+        self._asked.add(order[0])
 
     def cancel(self) -> list[Change]:
         """It never departed: all of the tenant's quota comes back."""
         if self.settled or self.departed is not None:
             return []
-        self.settled, self._tenant_slot = True, False
+        self.settled = True
         return [Change(claim.key, claim.amount) for claim in self.allowance]
 
     def land(self, now: float) -> list[Change]:
         """Its stream ended: slots come back. Once."""
-        if self.landed is not None:
+        if self.departed is None or self.landed is not None:
             return []
+        changes = self._slot(self._at, 1.0)
         self.landed = now
-        changes = self._slot(self._slot_at, 1.0)
-        self._slot_at = ""
-        if self._tenant_slot:
-            self._tenant_slot = False
-            changes += [Change(c.key, c.amount) for c in self.allowance if _kind(c.key) == "slots"]
-        return changes
+        return changes + [Change(c.key, c.amount) for c in self.allowance if _kind(c.key) == "slots"]
 
-    def attempt_failed(self, upstream: str, refund: Refund) -> list[Change]:
-        """`upstream` did not serve. What it held comes back, and moves to the next in order while the request runs."""
-        changes = self._give_back(upstream, refund)
-        if upstream == self._slot_at:
+    def attempt_failed(self, upstream: str, refund: Refund, *, last: bool = False) -> list[Change]:
+        """`upstream` did not serve. What it held comes back, and moves to the next in order while the request runs.
+
+        last: nobody is asked after it.
+        """
+        if upstream not in self.order or upstream in self._failed:
+            return []
+        self._failed.add(upstream)
+        changes = self._ask(upstream) + self._give_back(upstream, refund)
+        if upstream == self._at:
             changes += self._slot(upstream, 1.0)
-            self._slot_at = ""
-            following = self.order[self.order.index(upstream) + 1 :]
-            if following:
-                changes += self._move_to(following[0])
-        return changes
+            self._at = ""
+            behind = () if last else self.order[self.order.index(upstream) + 1 :]
+            following = next((name for name in behind if name not in self._failed), None)
+            if following is not None:
+                changes += self._move_to(following)
+        return _net(changes)
 
     def served(self, upstream: str, usage: Usage | None, seen_output: int | None = None) -> list[Change]:
         """`upstream` answered. usage None is unknown; then seen_output, if known, bounds the output of a cut answer."""
-        if self.settled:
+        if self.departed is None or self.settled:
             return []
         self.settled = True
         actual = _actual(self.request.size, usage, seen_output)
-        reserved = self._reserved.pop(upstream, None)
-        if reserved is None:
-            changes = [Change(c.key, -_amount(c.key, actual)) for c in _tokens(self.prices.get(upstream, ()))]
-        else:
-            upfront = self.accounting.get(upstream) is Accounting.UPFRONT
-            changes = [_settle(claim, actual, upfront=upfront) for claim in reserved]
-        return [c for c in (*changes, *self._settle_tenant(actual)) if c.amount]
+        # Not reserved means that the failure of the one before it is not known yet.
+        changes = [] if upstream in self._reserved else self._reserve(upstream)
+        upfront = self.accounting.get(upstream) is Accounting.UPFRONT
+        changes += [_settle(claim, actual, upfront=upfront) for claim in self._reserved.pop(upstream)]
+        return _net(changes + self._settle_tenant(actual))
+
+    def left(self, upstream: str) -> list[Change]:
+        """The client left while `upstream` was at it, which still pays for the input."""
+        if self.settled or upstream not in self.order or upstream in self._failed:
+            return []
+        changes = [] if upstream in self._reserved else self._reserve(upstream)
+        return _net(changes + self._give_back(upstream, Refund.INPUT_KEPT))
 
     def unserved(self, *, client_gone: bool) -> list[Change]:
         """No upstream answered. A client that left after its request was sent still pays for the input."""
-        if self.settled:
+        if self.departed is None or self.settled:
             return []
         self.settled = True
         kept = Size(self.request.size.input, 0) if client_gone else Size(0, 0)
-        return [c for c in self._settle_tenant(kept) if c.amount]
+        return _net(self._settle_tenant(kept))
 
     def expire(self) -> list[Change]:
         """No record will come any more. Failed attempts get their tokens back; what is unknown keeps the estimate."""
+        if self.departed is None:
+            return []
         known, self.settled = self.settled, True
         if not known:
             self._reserved.clear()
@@ -129,14 +147,24 @@ class Flight:
         return [change for name in list(self._reserved) for change in self._give_back(name, Refund.ALL)]
 
     def _move_to(self, upstream: str) -> list[Change]:
-        changes = []
-        if self.landed is None:
-            self._slot_at = upstream
-            changes = self._slot(upstream, -1.0)
-        if not self.settled and upstream not in self._reserved:
-            self._reserved[upstream] = _tokens(self.prices[upstream])
-            changes += [Change(c.key, -c.amount) for c in self.prices[upstream] if _kind(c.key) != "slots"]
-        return changes
+        self._at = upstream
+        changes = self._slot(upstream, -1.0)
+        if self.settled:
+            return changes + self._ask(upstream)
+        return changes if upstream in self._reserved else changes + self._reserve(upstream)
+
+    def _reserve(self, upstream: str) -> list[Change]:
+        self._reserved[upstream] = _tokens(self.prices.get(upstream, ()))
+        return [Change(c.key, -c.amount) for c in self._reserved[upstream]] + self._ask(upstream)
+
+    def _ask(self, upstream: str) -> list[Change]:
+        if upstream in self._asked:
+            return []
+        self._asked.add(upstream)
+        return [Change(c.key, -c.amount) for c in self._requests(upstream)]
+
+    def _requests(self, upstream: str) -> list[Claim]:
+        return [claim for claim in self.prices.get(upstream, ()) if _kind(claim.key) == Kind.REQUESTS]
 
     def _give_back(self, upstream: str, refund: Refund) -> list[Change]:
         reserved = self._reserved.pop(upstream, ())
@@ -147,15 +175,26 @@ class Flight:
                 changes = [Change(c.key, max(0.0, c.amount - _amount(c.key, kept))) for c in reserved]
         else:
             changes = [Change(c.key, c.amount) for c in reserved]
-        if refund is Refund.UNSENT and reserved:
-            changes += [Change(c.key, c.amount) for c in self.prices[upstream] if _kind(c.key) == Kind.REQUESTS]
+        if refund is Refund.UNSENT and upstream in self._asked:
+            self._asked.discard(upstream)
+            changes += [Change(c.key, c.amount) for c in self._requests(upstream)]
         return changes
 
     def _settle_tenant(self, actual: Size) -> list[Change]:
         return [_settle(claim, actual, upfront=False) for claim in _tokens(self.allowance)]
 
     def _slot(self, upstream: str, amount: float) -> list[Change]:
+        if self.landed is not None:
+            return []
         return [Change(c.key, amount) for c in self.prices.get(upstream, ()) if _kind(c.key) == "slots"]
+
+
+def _net(changes: list[Change]) -> list[Change]:
+    """One change per key, and none that changes nothing."""
+    total: dict[str, float] = {}
+    for change in changes:
+        total[change.key] = total.get(change.key, 0.0) + change.amount
+    return [Change(key, amount) for key, amount in total.items() if amount]
 
 
 def _kind(key: str) -> str:

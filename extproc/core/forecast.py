@@ -8,13 +8,14 @@ never refuses anybody.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.capacity import Claim, Store
 from extproc.core.lanes import Backlog
+from extproc.core.policy import Kind
 
 __all__ = ["Pace", "wait_s"]
 
@@ -54,24 +55,35 @@ class Pace:
             known.popitem(last=False)
 
 
-def wait_s(store: Store, claims: Sequence[Claim], ahead: Backlog, hold_s: float, now: float) -> float:
-    """Seconds until `claims` can be met when everything `ahead` is served first."""
+def wait_s(store: Store, claims: Sequence[Claim], ahead: Callable[[str], Backlog], hold_s: float, now: float) -> float:
+    """Seconds until `claims` can be met when everything `ahead` of them, by key, is served first."""
     longest = 0.0
     for claim in claims:
         counter = store.get(claim.key)
         if isinstance(counter, TokenBucket):
-            longest = max(longest, _bucket_wait(counter, claim, ahead, now))
+            longest = max(longest, _bucket_wait(counter, claim, ahead(claim.key), now))
         elif isinstance(counter, Slots):
-            longest = max(longest, _slot_wait(counter, claim, ahead, hold_s))
+            longest = max(longest, _slot_wait(counter, claim, ahead(claim.key), hold_s))
     return longest
 
 
 def _bucket_wait(bucket: TokenBucket, claim: Claim, ahead: Backlog, now: float) -> float:
-    queued = ahead.requests if claim.key.endswith("/requests") else ahead.tokens
-    missing = queued + min(claim.amount, bucket.capacity) - bucket.level_at(now)
+    missing = _queued(claim.key, ahead) + min(claim.amount, bucket.capacity) - bucket.level_at(now)
     if missing <= 0:
         return 0.0
     return missing / bucket.rate if bucket.rate > 0 else inf
+
+
+def _queued(key: str, ahead: Backlog) -> int:
+    match key.rpartition("/")[2]:
+        case Kind.REQUESTS:
+            return ahead.requests
+        case Kind.INPUT:
+            return ahead.input
+        case Kind.OUTPUT:
+            return ahead.tokens - ahead.input
+        case _:
+            return ahead.tokens
 
 
 def _slot_wait(slots: Slots, claim: Claim, ahead: Backlog, hold_s: float) -> float:

@@ -1,8 +1,9 @@
 """Who waits, and whose turn it is: bounded lanes of strict priority, first come first served inside.
 
-Inside a lane, waiters that want the same upstreams form one group; only a group's first waiter can be next, so finding
-whose turn it is costs as much as there are groups, not as there are waiters, and a head that fits nowhere holds up only
-those who want the same. Between lanes the better one is asked first and closes what it could not get (see capacity).
+Inside a lane, waiters that want the same of the same upstreams form one group; only a group's first waiter can be next,
+so finding whose turn it is costs as much as there are groups, not as there are waiters, and a head that fits nowhere
+holds up only those who want the same: a model whose tokens are gone does not hold up another at the same upstream.
+Between groups and lanes the better claim is asked first and closes what it could not get (see capacity).
 
 A full lane sheds its newest. Bounds are requests, tokens and bytes, because each of them has filled a queue somewhere.
 
@@ -14,22 +15,36 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from extproc.core.capacity import Option
 from extproc.core.policy import Lane
 from extproc.core.request import Request
 
-__all__ = ["FIRST_ONLY", "Backlog", "Lanes", "Waiter"]
+__all__ = ["Backlog", "Group", "Lanes", "Waiter"]
 
-Group = tuple[str, ...]
 
-FIRST_ONLY = ""
-"""Stands first in the group of those who would take only the first healthy of its upstreams."""
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What a waiter would take now: of these upstreams, counted under these keys.
+
+    first_only: only the first healthy one of them, because its lane holds.
+    """
+
+    names: tuple[str, ...] = ()
+    keys: frozenset[str] = frozenset()
+    first_only: bool = False
+
+    def takes(self, upstream: str, allows: Callable[[str], bool]) -> bool:
+        """Whether its waiters would go to `upstream` now."""
+        if self.first_only:
+            return upstream == next(filter(allows, self.names), None)
+        return upstream in self.names
 
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """One request in line. group: the upstreams it would take now, empty when not in line. seq: order of arrival."""
+    """One request in line. group: an empty one when not in line. seq: order of arrival."""
 
     request: Request
     group: Group
@@ -41,23 +56,36 @@ class Waiter:
 
 @dataclass(slots=True)
 class Backlog:
-    """Sum of what waits: requests, tokens and bytes."""
+    """Sum of what waits: requests, tokens (and those of them that are input) and bytes."""
 
     requests: int = 0
     tokens: int = 0
+    input: int = 0
     bytes: int = 0
 
     def add(self, request: Request, sign: int = 1) -> None:
         """Count one request in, or out with sign -1."""
         self.requests += sign
         self.tokens += sign * request.size.total
+        self.input += sign * request.size.input
         self.bytes += sign * request.bytes
+
+    def merge(self, other: Backlog) -> None:
+        """Count all of another in."""
+        self.requests += other.requests
+        self.tokens += other.tokens
+        self.input += other.input
+        self.bytes += other.bytes
 
 
 @dataclass(slots=True)
 class _Group:
     waiters: deque[Waiter] = field(default_factory=deque)
     backlog: Backlog = field(default_factory=Backlog)
+
+    def heads(self, depth: int) -> Iterator[tuple[Waiter, bool]]:
+        for place, waiter in enumerate(islice(self.waiters, depth), 1):
+            yield waiter, place == depth < len(self.waiters)
 
 
 class Lanes:
@@ -86,7 +114,7 @@ class Lanes:
         self.backlogs[waiter.request.lane].add(waiter.request)
 
     def leave(self, waiter: Waiter) -> None:
-        """Step out of line, wherever one stands. ValueError when not in line."""
+        """Step out of line, wherever one stands. KeyError or ValueError when not in line."""
         groups = self._groups[waiter.request.lane]
         group = groups[waiter.group]
         if group.waiters[0] is waiter:
@@ -104,11 +132,15 @@ class Lanes:
         waiter.group = group
         self.join(waiter)
 
-    def heads(self) -> list[Waiter]:
-        """Whose turn it may be, in the order to ask: lanes by rank, inside a lane by arrival."""
-        found: list[Waiter] = []
+    def heads(self, depth: int = 1) -> list[tuple[Waiter, bool]]:
+        """Whose turn it may be, in the order to ask: lanes by rank, inside a lane by arrival; `depth` of each group.
+
+        With each, whether it is the last that was taken of a group that has more.
+        """
+        found: list[tuple[Waiter, bool]] = []
         for groups in self._groups.values():
-            found += sorted((group.waiters[0] for group in groups.values()), key=_seq)
+            heads = [head for group in groups.values() for head in group.heads(depth)]
+            found += sorted(heads, key=_seq)
         return found
 
     def full(self, lane: str) -> bool:
@@ -120,17 +152,16 @@ class Lanes:
             or backlog.bytes > rule.max_bytes
         )  # fmt: skip
 
-    def ahead(self, waiter: Waiter, upstream: str, allows: Callable[[str], bool]) -> Backlog:
-        """What goes to `upstream` before `waiter`, taken as the newest of its lane."""
-        total = Backlog()
+    def ahead(self, waiter: Waiter, upstream: str, key: str, allows: Callable[[str], bool]) -> Backlog:
+        """What goes to `upstream`, counts under `key` and comes before `waiter`, taken as the newest of its lane."""
+        total, rank = Backlog(), self.rules[waiter.request.lane].rank
         for name, groups in self._groups.items():
-            for group, line in groups.items():
-                if _goes_to(group, upstream, allows):
-                    total.requests += line.backlog.requests
-                    total.tokens += line.backlog.tokens
-            if name == waiter.request.lane:
+            if self.rules[name].rank > rank:
                 break
-        if _goes_to(waiter.group, upstream, allows):
+            for group, line in groups.items():
+                if key in group.keys and group.takes(upstream, allows):
+                    total.merge(line.backlog)
+        if key in waiter.group.keys and waiter.group.takes(upstream, allows):
             total.add(waiter.request, -1)
         return total
 
@@ -141,11 +172,5 @@ class Lanes:
                 yield from list(group.waiters)
 
 
-def _goes_to(group: Group, upstream: str, allows: Callable[[str], bool]) -> bool:
-    if group[:1] == (FIRST_ONLY,):
-        return upstream == next(filter(allows, group[1:]), None)
-    return upstream in group
-
-
-def _seq(waiter: Waiter) -> int:
-    return waiter.seq
+def _seq(head: tuple[Waiter, bool]) -> int:
+    return head[0].seq

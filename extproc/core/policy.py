@@ -58,7 +58,7 @@ class BreakerRules:
     jitter: float = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Upstream:
     """A place to send to, with one capacity. `models` maps public model names to the upstream's own.
 

@@ -96,7 +96,7 @@ class Refusal:
 class Rejected(Exception):  # noqa: N818 - a decision, not an error
     """Raised where the reason is known, caught once by the handler.
 
-    retry_after: seconds, None where the reason allows no retry or the time is not known.
+    retry_after: seconds, infinite where no retry can help, None where the reason says so or the time is not known.
     """
 
     def __init__(

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
+from math import inf
 
 from extproc.core.capacity import Claim, Option
 from extproc.core.policy import Kind, Limit, Policy, Route, Upstream, WhenBusy
@@ -51,33 +53,32 @@ def eligible(
     chain = [policy.upstreams[name] for name in route.chain if pin is None or name == pin]
     speaking = [upstream for upstream in chain if dialect in upstream.dialects]
     if not speaking:
-        raise Rejected(Reason.NO_UPSTREAM, f"no upstream of this model's chain speaks the {dialect} API")
+        never = f"no upstream of this model's chain speaks the {dialect} API"
+        raise Rejected(Reason.NO_UPSTREAM, never, retry_after=inf)
     large_enough = tuple(upstream.name for upstream in speaking if _holds(upstream, model, size))
     if not large_enough:
         raise Rejected(Reason.TOO_LARGE, f"{size.total} tokens exceed every upstream's window or per-minute limit")
     return large_enough
 
 
-def fitting(policy: Policy, route: Route, size: Size, *, capped: bool) -> Size:
-    """The size to reserve: an output that the client did not name is cut to what the widest upstream holds."""
+def fitting(policy: Policy, route: Route, size: Size, *, capped: bool, model: str = "*") -> Size:
+    """The size to reserve: an output that the client did not name is cut to what the widest upstream holds.
+
+    What it holds is its context window and its per-minute limits of `model`.
+    """
     if capped:
         return size
-    room = max(
-        (u.window - size.input if u.window else size.output) for u in map(policy.upstreams.get, route.chain) if u
-    )
-    return Size(size.input, min(size.output, max(1, room)))
+    room = max(_output_room(policy.upstreams[name], model, size.input) for name in route.chain)
+    return Size(size.input, int(min(size.output, max(1, room))))
 
 
 def claims(upstream: Upstream, model: str, size: Size, endpoint: Endpoint) -> tuple[Claim, ...]:
     """All that `upstream` needs for one request: a slot, a request, and its tokens by kind."""
     amounts = {Kind.TOTAL: size.total, Kind.INPUT: size.input, Kind.OUTPUT: size.output, Kind.REQUESTS: 1}
     metered = endpoint not in (Endpoint.OTHER, Endpoint.COUNT_TOKENS)
-    found = [
-        Claim(bucket_key(upstream.name, limit), float(amounts[limit.kind]))
-        for limit in limits_of(upstream, model)
-        if metered or limit.kind is Kind.REQUESTS
-    ]
-    return (Claim(slots_key(upstream.name), 1.0), *found)
+    slots, buckets = _counters(upstream, model)
+    found = [Claim(key, float(amounts[kind])) for key, kind in buckets if metered or kind is Kind.REQUESTS]
+    return (Claim(slots, 1.0), *found)
 
 
 def options(
@@ -127,6 +128,22 @@ def bucket_key(upstream: str, limit: Limit) -> str:
 def slots_key(upstream: str) -> str:
     """Name of an upstream's concurrent slots among all that is counted."""
     return f"upstream/{upstream}/slots"
+
+
+@lru_cache(maxsize=4096)
+def _counters(upstream: Upstream, model: str) -> tuple[str, tuple[tuple[str, Kind], ...]]:
+    buckets = tuple((bucket_key(upstream.name, limit), limit.kind) for limit in limits_of(upstream, model))
+    return slots_key(upstream.name), buckets
+
+
+def _output_room(upstream: Upstream, model: str, prompt: int) -> float:
+    room = inf if upstream.window is None else upstream.window - prompt
+    for limit in limits_of(upstream, model):
+        if limit.kind is Kind.TOTAL:
+            room = min(room, limit.per_minute - prompt)
+        elif limit.kind is Kind.OUTPUT:
+            room = min(room, limit.per_minute)
+    return room
 
 
 def _holds(upstream: Upstream, model: str, size: Size) -> bool:

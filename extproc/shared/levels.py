@@ -24,9 +24,9 @@ def load(path: Path, now: float) -> Mapping[str, tuple[float, float]]:
         raw = json.loads(path.read_text("utf-8"))
         age = now - float(raw["at"])
         levels = {str(key): float(level) for key, level in raw["levels"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
-    if age < 0:
+    if not 0 <= age < math.inf:
         return {}
     return {key: (level, age) for key, level in levels.items() if math.isfinite(level)}
 
@@ -34,6 +34,6 @@ def load(path: Path, now: float) -> Mapping[str, tuple[float, float]]:
 def save(path: Path, store: Store, *, now: float, clock_now: float) -> None:
     """Write all levels, whole or not at all. `now` in epoch seconds, `clock_now` on the buckets' clock."""
     levels = {key: c.level_at(clock_now) for key, c in store.items() if isinstance(c, TokenBucket)}
-    draft = path.with_suffix(".new")
+    draft = path.with_name(f"{path.name}.new")
     draft.write_text(json.dumps({"at": now, "levels": levels}), "utf-8")
     draft.replace(path)

@@ -14,7 +14,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct, Value
 
 from extproc.ports import Departure, Head, Record, RecordKind
-from extproc.wire.pb.access_log_pb2 import AccessLogType, HttpAccessLogEntry
+from extproc.wire.pb.access_log_pb2 import AccessLogType, HttpAccessLogEntry, HttpResponseProperties
 from extproc.wire.pb.ext_proc_pb2 import (
     BodyResponse,
     HeadersResponse,
@@ -99,20 +99,22 @@ def record(entry: HttpAccessLogEntry) -> Record | None:
     metadata = common.metadata.filter_metadata
     route = _words(metadata[ROUTE]) if ROUTE in metadata else {}
     ticket = str(route.get("ticket", "")) or common.custom_tags.get("ticket", "").strip("-")
-    if not ticket:
-        return None
     response = entry.response
     kind = {_PERIODIC: RecordKind.RUNNING, _ATTEMPT: RecordKind.ATTEMPT}.get(common.access_log_type, RecordKind.FINAL)
+    if not ticket and kind is not RecordKind.ATTEMPT:
+        return None
     return Record(
         kind=kind,
         ticket=ticket,
         upstream=common.upstream_cluster,
-        status=response.response_code.value,
+        status=_status(response),
         flags=frozenset(field.name for field, value in common.response_flags.ListFields() if value is True),
         details=response.response_code_details,
         attempt=common.upstream_request_attempt_count,
         duration_s=common.duration.seconds + common.duration.nanos / 1e9,
         first_token_s=_micros(common.custom_tags.get("ttft_us", "")),
+        request_id=entry.request.request_id,
+        shown=response.response_code.value,
         error=response.response_headers.get("x-tg-err", ""),
         headers=dict(response.response_headers),
         tail=_words(metadata[TAIL]) if TAIL in metadata else {},
@@ -161,6 +163,12 @@ def _set(headers: Iterable[HeaderValueOption], name: str, value: str) -> None:
     option.append_action = OVERWRITE
     option.header.key = name
     option.header.raw_value = value.encode("utf-8", "surrogateescape")
+
+
+def _status(response: HttpResponseProperties) -> int:
+    """What the upstream really sent where a filter made it a failure; an error under 200 stays the failure it is."""
+    sent = response.response_headers.get("x-tg-status", "")
+    return int(sent) if sent.isdigit() and int(sent) >= 400 else response.response_code.value  # noqa: PLR2004
 
 
 def _ms(seconds: float) -> str:

@@ -1,0 +1,1 @@
+"""Envoy configuration from Settings."""

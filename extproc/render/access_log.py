@@ -1,0 +1,56 @@
+"""What Envoy reports to the service: one outcome for each request, and each attempt that failed.
+
+Records are gathered for 20 ms or 16 KiB, so that one message carries many. A long answer also reports every few seconds
+while it runs, which keeps its slot taken over a restart of the service.
+
+An outcome carries the request's metadata (as long as one namespace of it is untyped, which `llm.route` is). The record
+of an attempt carries none, nor the attempt's number: it is joined to its request by the request id.
+"""
+
+from __future__ import annotations
+
+from extproc.dialects.rates import TABLE
+from extproc.render.names import ATTEMPTS_LOG, ERROR_HEADER, OUTCOMES_LOG, ROUTE, SERVICE_CLUSTER, STATUS_HEADER
+from extproc.render.shape import Data, extension
+
+__all__ = ["attempts", "outcomes"]
+
+_KIND = "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig"
+
+_LIMITS = sorted(
+    {header for rows in TABLE.values() for row in rows for header in (row.limit, row.remaining, row.reset)}
+)
+"""What any provider says about its limits."""
+
+
+def outcomes() -> Data:
+    """The log of the HTTP connection manager: how each request ended."""
+    tags = {
+        "ttft_us": "%COMMON_DURATION(US_TX_BEG:US_RX_BODY_BEG:us)%",
+        "ticket": f"%DYNAMIC_METADATA({ROUTE}:ticket)%",
+    }
+    return _log(OUTCOMES_LOG, tags, ["retry-after"])
+
+
+def attempts() -> Data:
+    """The log of the router: each attempt that failed."""
+    failed = {"comparison": {"op": "GE", "value": {"default_value": 400, "runtime_key": "tidegate.attempts.from"}}}
+    conditions = [{"status_code_filter": failed}, {"response_flag_filter": {}}]
+    log = _log(ATTEMPTS_LOG, {}, [ERROR_HEADER, STATUS_HEADER, "retry-after", "retry-after-ms", *_LIMITS])
+    return {**log, "filter": {"or_filter": {"filters": conditions}}}
+
+
+def _log(name: str, tags: dict[str, str], response_headers: list[str]) -> Data:
+    return extension(
+        f"tidegate.{name}",
+        _KIND,
+        common_config={
+            "log_name": name,
+            "transport_api_version": "V3",
+            "grpc_service": {"envoy_grpc": {"cluster_name": SERVICE_CLUSTER}},
+            "buffer_flush_interval": "0.020s",
+            "buffer_size_bytes": 16384,
+            "custom_tags": [{"tag": tag, "value": value} for tag, value in tags.items()],
+        },
+        additional_response_headers_to_log=response_headers,
+    )

@@ -1,0 +1,162 @@
+"""The clusters: one for each upstream, named like it, and the service itself.
+
+Envoy's own limits are set out of the way: how much an upstream gets is admission's decision, and a breaker of Envoy's
+would turn an admitted request away. The default of three parallel retries would lose most failovers of an outage.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+from extproc.render.names import SERVICE_CLUSTER
+from extproc.render.shape import Data, address, extension, seconds, typed
+from extproc.render.upstream import upstream_filters
+from extproc.settings import Settings, UpstreamSettings
+
+__all__ = ["clusters"]
+
+_PROTOCOLS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+_MANY = 100_000
+_RETRIES = 1000
+
+_NOBODY = ("127.0.0.1", 1)
+"""Where a name that has no address leads, with the lowest priority: a refused connection lets the router go on to the
+next upstream, while a cluster without any host would end the request."""
+
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+"""Where systems keep the certificates they trust; the first is Debian's and that of Envoy's own images."""
+
+
+def clusters(settings: Settings) -> list[Data]:
+    """Every cluster, upstreams first."""
+    return [*(_upstream(settings, name) for name in settings.upstreams), _service(settings.service.address)]
+
+
+def _upstream(settings: Settings, name: str) -> Data:
+    upstream = settings.upstreams[name]
+    return {
+        "name": name,
+        "connect_timeout": seconds(upstream.connect_timeout_s),
+        **_upstream_address(name, upstream),
+        "lb_policy": "LEAST_REQUEST",
+        "per_connection_buffer_limit_bytes": settings.gateway.max_answer_bytes,
+        "circuit_breakers": _breakers(),
+        **({"transport_socket": _tls(upstream)} if upstream.tls else {}),
+        "typed_extension_protocol_options": {
+            _PROTOCOLS: typed(_PROTOCOLS, **_protocol(upstream), http_filters=upstream_filters(settings, name))
+        },
+    }
+
+
+def _upstream_address(name: str, upstream: UpstreamSettings) -> Data:
+    endpoint = {"hostname": _host_header(upstream), "address": address(upstream.host, upstream.port)}
+    reserve = [] if _is_address(upstream.host) else [{"address": address(*_NOBODY)}]
+    return _where(upstream.host, _endpoints(name, endpoint, *reserve))
+
+
+def _protocol(upstream: UpstreamSettings) -> Data:
+    """HTTP/2 where TLS negotiates it; HTTP/1.1 on plain connections."""
+    if upstream.tls:
+        return {"auto_config": {"http_protocol_options": {}, "http2_protocol_options": {}}}
+    return {"explicit_http_config": {"http_protocol_options": {}}}
+
+
+def _host_header(upstream: UpstreamSettings) -> str:
+    host = f"[{upstream.host}]" if ":" in upstream.host else upstream.host
+    return host if upstream.port == (443 if upstream.tls else 80) else f"{host}:{upstream.port}"
+
+
+def _tls(upstream: UpstreamSettings) -> Data:
+    """Verified against the bundle and the name; an address has no name to send, so its certificate must name it."""
+    trusted: Data = {"trusted_ca": {"filename": upstream.ca_file or _system_bundle()}}
+    common = {"validation_context": trusted, "alpn_protocols": ["h2", "http/1.1"]}
+    kind = "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
+    if _is_address(upstream.host):
+        trusted["match_typed_subject_alt_names"] = [{"san_type": "IP_ADDRESS", "matcher": {"exact": upstream.host}}]
+        return extension("envoy.transport_sockets.tls", kind, common_tls_context=common)
+    return extension(
+        "envoy.transport_sockets.tls", kind, sni=upstream.host, auto_sni_san_validation=True, common_tls_context=common
+    )
+
+
+def _system_bundle() -> str:
+    return next((path for path in _BUNDLES if Path(path).exists()), _BUNDLES[0])
+
+
+def _service(where: str) -> Data:
+    """Tidegate itself: admission, access logs and health on one connection.
+
+    Nobody may wait for a hung service. New requests are refused after two failed checks: a lone unhealthy host is not
+    tried all the same. Requests that are held end with their connection, and only unanswered pings end that: failed
+    checks do not close HTTP/2 connections, not even with `close_connections_on_host_health_failure`. Running answers go
+    on. A gRPC server answers pings from a thread of its own, so that a busy service stays connected; it has to be told
+    not to mind them (`grpc.http2.max_ping_strikes=0`), or it ends quiet connections, and with them what is held.
+    """
+    return {
+        "name": SERVICE_CLUSTER,
+        "connect_timeout": "1s",
+        **_service_address(where),
+        "circuit_breakers": _breakers(),
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "health_checks": [
+            {
+                "interval": "1s",
+                "timeout": "1s",
+                "no_traffic_interval": "1s",
+                "unhealthy_threshold": 2,
+                "healthy_threshold": 1,
+                "grpc_health_check": {},
+            }
+        ],
+        "typed_extension_protocol_options": {
+            _PROTOCOLS: typed(
+                _PROTOCOLS,
+                explicit_http_config={
+                    "http2_protocol_options": {"connection_keepalive": {"interval": "1.5s", "timeout": "3s"}}
+                },
+            )
+        },
+    }
+
+
+def _service_address(where: str) -> Data:
+    if where.startswith("unix:"):
+        pipe = {"pipe": {"path": where.removeprefix("unix:")}}
+        return {"type": "STATIC", "load_assignment": _endpoints(SERVICE_CLUSTER, {"address": pipe})}
+    host, _, port = where.rpartition(":")
+    endpoint = {"address": address(host.strip("[]"), int(port))}
+    return _where(host.strip("[]"), _endpoints(SERVICE_CLUSTER, endpoint))
+
+
+def _where(host: str, assignment: Data) -> Data:
+    """An address is taken as it is; a name is looked up, and looked up again."""
+    if _is_address(host):
+        return {"type": "STATIC", "load_assignment": assignment}
+    return {"type": "STRICT_DNS", "dns_lookup_family": "V4_PREFERRED", "load_assignment": assignment}
+
+
+def _endpoints(name: str, *by_priority: Data) -> Data:
+    places = [
+        {**({"priority": rank} if rank else {}), "lb_endpoints": [{"endpoint": endpoint}]}
+        for rank, endpoint in enumerate(by_priority)
+    ]
+    return {"cluster_name": name, "endpoints": places}
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _breakers() -> Data:
+    limits = {"max_connections": _MANY, "max_pending_requests": _MANY, "max_requests": _MANY, "max_retries": _RETRIES}
+    return {"thresholds": [limits]}

@@ -1,0 +1,202 @@
+-- The end of a streamed answer, seen on its way to the client: usage, finish reason, [DONE] and errors are noted; the
+-- usage chunk is taken out where the client did not ask for it; a stream that just stops gets a word of why.
+--
+-- A chunk that ends with a whole event and has nothing of interest passes untouched: that is nearly every one. Bytes
+-- are held only while hiding, and then only an event that is not complete yet. Whatever fails here, every byte goes on.
+--
+-- Not done: streams whose lines end in a bare CR, and events over 1 MiB, pass unread. Where an HTTP/2 upstream ends its
+-- stream with trailers Envoy offers no way to add bytes: a held, unfinished event is lost with it, and so is the last
+-- word.
+
+local LIMIT = 1048576
+local BOUNDARY = "\n\r?\n"
+local COLON = 58
+
+local CUT = {
+  openai = 'data: {"error": {"message": "The upstream ended its answer early. Please try again.", '
+    .. '"type": "server_busy", "param": null, "code": "SERVER_OVERLOADED", "reason": "upstream_failed"}}\n\n',
+  anthropic = 'event: error\ndata: {"type": "error", "error": {"type": "overloaded_error", '
+    .. '"message": "The upstream ended its answer early. Please try again.", "reason": "upstream_failed"}}\n\n',
+}
+
+-- Whether `key` stands in `s` with `value`, a pattern, behind it.
+local function says(s, key, value)
+  local _, stop = find(s, key, 1, true)
+  while stop do
+    if find(s, value, stop + 1) then return true end
+    _, stop = find(s, key, stop + 1, true)
+  end
+  return false
+end
+
+-- Whether nothing in `s` can be of interest. Quotes inside JSON strings are escaped, so that a quoted key only matches
+-- where it is one; a false alarm costs time, nothing else.
+local function dull(s)
+  return not (
+    says(s, '"finish_reason"', '^%s*:%s*"')
+    or says(s, '"usage"', "^%s*:%s*{")
+    or find(s, '"error"', 1, true)
+    or find(s, '"stop_reason"', 1, true)
+    or find(s, '"response"', 1, true)
+    or find(s, "[DONE]", 1, true)
+    or find(s, "message_st", 1, true)
+  )
+end
+
+-- The data lines of an event as one text, or nil.
+local function payload(event)
+  local data
+  for line in string.gmatch(event, "[^\r\n]+") do
+    local value = match(line, "^data: ?(.*)$")
+    if value then data = data and data .. "\n" .. value or value end
+  end
+  return data
+end
+
+-- What only events say: Anthropic's and the Responses API's envelopes around the shapes of whole answers.
+local function note_envelope(s, at, notes)
+  local kind = word(s, at.type)
+  if object(s, at.message) then note_usage(s, members(s, at.message).usage, notes) end
+  if object(s, at.delta) then note_members(s, { stop_reason = members(s, at.delta).stop_reason }, notes) end
+  if object(s, at.response) then note_members(s, (members(s, at.response)), notes) end
+  if kind == "message_stop" then notes.done = "1" end
+  local ended = kind and match(kind, "^response%.(%l+)$")
+  if ENDS[ended] then
+    notes.done = "1"
+    notes.finish = notes.finish or ended
+  end
+  if kind == "error" and not notes.error then notes.error = "error/" .. (word(s, at.code) or "-") end
+end
+
+-- Notes what an event says. True where it is the chunk that has usage and nothing else.
+local function read(event, notes)
+  local s = payload(event)
+  if not s then return false end
+  local start = match(s, "^%s*()")
+  if find(s, "^%[DONE%]", start) then
+    notes.done = "1"
+    return false
+  end
+  local at, stop = members(s, start)
+  if not stop then return false end
+  note_members(s, at, notes)
+  note_envelope(s, at, notes)
+  return object(s, at.usage) and at.choices and find(s, "^%[%s*%]", at.choices) ~= nil
+end
+
+-- Counts an event, if the bytes at `pos` start one and not a comment. The number is told in steps of an eighth.
+local function count(state, s, pos)
+  if byte(s, pos) == COLON then return end
+  state.events = state.events + 1
+  if state.events < state.due then return end
+  state.notes.events = state.events
+  state.due = state.events + math.max(1, math.floor(state.events / 8))
+end
+
+-- Reads the whole events of `s`, of which the first `known` bytes are known to have no boundary. Returns what may go on
+-- of them, and the unfinished rest.
+local function read_events(state, s, known)
+  local kept, from, pos = {}, 1, 1
+  local _, stop = find(s, BOUNDARY, math.max(1, known - 1))
+  while stop do
+    local event = sub(s, pos, stop)
+    count(state, s, pos)
+    if not dull(event) and read(event, state.notes) and state.hide then
+      kept[#kept + 1] = sub(s, from, pos - 1)
+      from = stop + 1
+    end
+    pos = stop + 1
+    _, stop = find(s, BOUNDARY, pos)
+  end
+  kept[#kept + 1] = sub(s, from, pos - 1)
+  return table.concat(kept), sub(s, pos)
+end
+
+-- Passes an event that is too long to read. Returns what goes on, and what follows the event, if that came.
+local function pass_long(state, chunk)
+  local edge = state.edge
+  local _, stop = find(edge .. chunk, BOUNDARY)
+  if not stop then
+    state.edge = sub(edge .. chunk, -2)
+    return chunk, nil
+  end
+  state.edge = nil
+  return sub(chunk, 1, stop - #edge), sub(chunk, stop - #edge + 1)
+end
+
+local function all_dull(state, chunk)
+  if state.carry ~= "" or not find(chunk, "\n\r?\n$", -3) or not dull(chunk) then return false end
+  local pos = 1
+  repeat
+    count(state, chunk, pos)
+    local _, stop = find(chunk, BOUNDARY, pos)
+    pos = stop + 1
+  until pos > #chunk
+  return true
+end
+
+-- Takes a chunk in and returns the bytes to send on in its place.
+local function take(state, chunk)
+  local passed = ""
+  if state.edge then
+    passed, chunk = pass_long(state, chunk)
+    if not chunk then return passed end
+  end
+  if all_dull(state, chunk) then return passed .. chunk end
+  local kept, rest = read_events(state, state.carry .. chunk, #state.carry)
+  local long, bare = #rest > LIMIT, find(rest, "\r[^\n]") ~= nil
+  if long or bare then
+    state.unread, state.blind, state.edge = true, bare, long and sub(rest, -2) or nil
+    kept, rest = kept .. rest, ""
+  end
+  state.carry = rest
+  return passed .. (state.hide and kept or chunk)
+end
+
+-- What is still to be sent when the stream has ended: the held rest, and an error where the answer is not complete.
+local function last_words(state)
+  local notes, rest = state.notes, state.carry
+  local hidden = rest ~= "" and read(rest, notes) and state.hide
+  local out = state.hide and not hidden and rest or ""
+  if state.events > 0 then notes.events = state.events end
+  if state.unread or notes.finish or notes.done or notes.error or not CUT[state.dialect] then return out end
+  notes.cut = "1"
+  return out .. (rest ~= "" and not hidden and "\n\n" or "") .. CUT[state.dialect]
+end
+
+-- Runs a step of reading. Where it fails, `bytes` and what is held go on as they came, and reading ends for this
+-- stream.
+local function safely(handle, state, step, bytes)
+  if state.blind then return bytes end
+  local ok, out = pcall(step, state, bytes)
+  if ok then return out end
+  handle:logErr("response tail: " .. tostring(out))
+  state.blind = true
+  return (state.hide and state.carry or "") .. bytes
+end
+
+local function begin(handle)
+  local headers = handle:headers()
+  if headers:get(":status") ~= "200" then return nil end
+  if not find(headers:get("content-type") or "", "text/event-stream", 1, true) then return nil end
+  local route = handle:streamInfo():dynamicMetadata():get("llm.route")
+  if not route or not route.ticket then return nil end
+  headers:remove("content-length")
+  local hide = route.hide_usage == true
+  return { hide = hide, dialect = route.dialect, carry = "", events = 0, due = 1, notes = {}, told = {} }
+end
+
+function envoy_on_response(handle)
+  local state = begin(handle)
+  if not state then return end
+  local last, sent = nil, ""
+  for chunk in handle:bodyChunks() do
+    local bytes = chunk:getBytes(0, chunk:length())
+    last, sent = chunk, safely(handle, state, take, bytes)
+    if sent ~= bytes then chunk:setBytes(sent) end
+    tell(handle, state.notes, state.told)
+  end
+  local more = safely(handle, state, last_words, "")
+  if last and more ~= "" then pcall(last.setBytes, last, sent .. more) end
+  tell(handle, state.notes, state.told)
+end

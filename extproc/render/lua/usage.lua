@@ -1,0 +1,88 @@
+-- What an answer says of itself, in the OpenAI, Responses and Anthropic shapes, noted in the namespace `llm.tail`:
+--
+--   in, out, cached, cache_write, reasoning   the provider's numbers; Anthropic's `in` leaves cached tokens out
+--   finish   why the model stopped, in the provider's word; an unfinished Responses answer gives its reason
+--   done     "1" once the answer is complete: JSON whole, [DONE], message_stop, response.completed
+--   error    "type/code" of an error inside an answer
+--   cut      "1" where a stream ended early without a word, and an error event was appended to it
+--   events   how many events of a stream went by; written in steps of an eighth, and at the end
+
+local NUMBERS = {
+  { "in", "prompt_tokens" },
+  { "in", "input_tokens" },
+  { "out", "completion_tokens" },
+  { "out", "output_tokens" },
+  { "cached", "cache_read_input_tokens" },
+  { "cached", "prompt_cache_hit_tokens" },
+  { "cache_write", "cache_creation_input_tokens" },
+}
+local DETAILS = {
+  { "cached", "prompt_tokens_details", "cached_tokens" },
+  { "cached", "input_tokens_details", "cached_tokens" },
+  { "reasoning", "completion_tokens_details", "reasoning_tokens" },
+  { "reasoning", "output_tokens_details", "reasoning_tokens" },
+}
+
+-- Usage is cumulative wherever it is sent more than once, so the largest counts; adding it up would count twice.
+local function most(notes, key, value)
+  if value and value > (notes[key] or -1) then notes[key] = value end
+end
+
+local function note_usage(s, i, notes)
+  if not object(s, i) then return end
+  local at = members(s, i)
+  for _, n in ipairs(NUMBERS) do most(notes, n[1], number(s, at[n[2]])) end
+  for _, d in ipairs(DETAILS) do
+    if object(s, at[d[2]]) then most(notes, d[1], number(s, members(s, at[d[2]])[d[3]])) end
+  end
+end
+
+-- "type/code" of the error object or bare error word at `i`; a dash stands for what it does not name.
+local function error_word(s, i)
+  if not object(s, i) then return (word(s, i) or "-") .. "/-" end
+  local at = members(s, i)
+  return (word(s, at.type) or word(s, at.status) or "-") .. "/" .. (word(s, at.code) or "-")
+end
+
+local function note_choices(s, i, notes)
+  local j = match(s, "^%[%s*()", i)
+  while object(s, j) do
+    local at, stop = members(s, j)
+    local finish = at.finish_reason and byte(s, at.finish_reason) == QUOTE and word(s, at.finish_reason)
+    if finish then notes.finish = finish end
+    j = stop and match(s, "^%s*,%s*()", stop)
+  end
+end
+
+local ENDS = { completed = true, incomplete = true, failed = true, cancelled = true }
+
+-- A Responses API object, alone or inside an event.
+local function note_response(s, at, notes)
+  local status = word(s, at.status)
+  if not ENDS[status] then return end
+  local reason = object(s, at.incomplete_details) and word(s, members(s, at.incomplete_details).reason)
+  notes.finish = reason or status
+  notes.done = "1"
+end
+
+-- Notes what the answer or event with members `at` says.
+local function note_members(s, at, notes)
+  note_usage(s, at.usage, notes)
+  if at.choices then note_choices(s, at.choices, notes) end
+  if object(s, at.error) or word(s, at.error) then notes.error = error_word(s, at.error) end
+  if at.stop_reason and byte(s, at.stop_reason) == QUOTE then notes.finish = word(s, at.stop_reason) end
+  if at.output and at.status then note_response(s, at, notes) end
+end
+
+-- Writes what changed in `notes` since `told` to the request's metadata. The object is fetched anew each time: it does
+-- not outlive the call that it was fetched in.
+local function tell(handle, notes, told)
+  local metadata
+  for key, value in pairs(notes) do
+    if told[key] ~= value then
+      metadata = metadata or handle:streamInfo():dynamicMetadata()
+      metadata:set("llm.tail", key, value)
+      told[key] = value
+    end
+  end
+end

@@ -1,0 +1,50 @@
+"""Words that the rendered Envoy and the service share: clusters, logs, metadata namespaces, internal headers.
+
+Metadata that the service writes at admission, namespace `llm.route` (all strings unless said otherwise):
+
+    ticket        id of the admitted flight; its presence is what "admitted" means to the routes
+    priority_groups  [{name: upstream}, ...]: the order of this request
+    attempts      number: how many upstreams the order has
+    path          original path and query, `/v1/...`; absent for canaries
+    dialect       "openai" or "anthropic"
+    stream        bool: a stream whose first token is due within `timeouts.stall_s`; silence as long as that ends it
+    hide_usage    bool: the client did not ask for the usage chunk that its stream will have
+    heads, width  {upstream: head}, number: the first `width` bytes of the body are replaced by that head and spaces
+    deadline_ms   number: time left, told to owned upstreams
+    queue_ms      time spent waiting, shown to the caller
+    fail_body, fail_retry  body and retry-after of "every upstream failed"
+
+Metadata that Lua writes: `llm.tail`, what the answer said of itself (see `lua/usage.lua`), and `llm.limits`, the rate
+limit headers of the upstream that answered, by header name; the caller does not see those.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ATTEMPTS_LOG",
+    "ERROR_HEADER",
+    "LIMITS",
+    "OUTCOMES_LOG",
+    "PROBE_HEADER",
+    "ROUTE",
+    "SERVICE_CLUSTER",
+    "STATUS_HEADER",
+    "TAIL",
+]
+
+SERVICE_CLUSTER = "tidegate:service"
+"""No upstream can have this name: a colon is not allowed in theirs."""
+
+OUTCOMES_LOG = "outcomes"
+ATTEMPTS_LOG = "attempts"
+
+ROUTE = "llm.route"
+TAIL = "llm.tail"
+LIMITS = "llm.limits"
+
+PROBE_HEADER = "x-tidegate-probe"
+
+ERROR_HEADER = "x-tg-err"
+"""`type/code` of an upstream's error, for the attempts log."""
+STATUS_HEADER = "x-tg-status"
+"""Status that the upstream really sent, where Lua replaced it so that the next one is tried."""

@@ -1,0 +1,150 @@
+"""Where requests go: to the upstreams once admitted, to a refusal until then.
+
+"Admitted" is a ticket in the request's metadata, which only the service can put there. Envoy chooses the route twice:
+before admission, which is where the flood guard and ext_proc read their per-route settings, and again after it. So
+every path has a route of both kinds, and both carry the same ext_proc override.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from extproc.core.request import Dialect
+from extproc.render.filters import ADMISSION, TAIL_FILTER, processing_mode
+from extproc.render.names import ERROR_HEADER, ROUTE, STATUS_HEADER
+from extproc.render.refusals import LANGUAGES, away
+from extproc.render.shape import Data, extension, seconds, set_header, typed
+from extproc.settings import Settings
+
+__all__ = ["route_config"]
+
+_PRICED = r"/v1/(chat/completions|completions|embeddings|responses)"
+_PRICED_ANTHROPIC = r"/v1/messages(/count_tokens)?"
+
+_HIDDEN_FROM_UPSTREAMS = (
+    "accept-encoding",
+    "x-forwarded-for",
+    "x-forwarded-proto",
+    "x-envoy-attempt-count",
+    "x-envoy-external-address",
+    "x-envoy-internal",
+)
+_HIDDEN_FROM_CALLERS = (
+    ERROR_HEADER,
+    STATUS_HEADER,
+    "alt-svc",
+    "set-cookie",
+    "strict-transport-security",
+    "anthropic-organization-id",
+    "openai-organization",
+    "openai-project",
+)
+
+
+def route_config(settings: Settings) -> Data:
+    """The route table of the main listener.
+
+    Its buffer limit counts from the router on, for answers too: a JSON answer is read whole by the upstream's filters.
+    What admission keeps of a request is limited by the listener.
+    """
+    return {
+        "name": "tidegate",
+        "virtual_hosts": [
+            {
+                "name": "tidegate",
+                "domains": ["*"],
+                "request_body_buffer_limit": max(settings.gateway.max_body_bytes, settings.gateway.max_answer_bytes),
+                "routes": [*_admitted(settings), *_not_admitted(settings)],
+            }
+        ],
+    }
+
+
+def _admitted(settings: Settings) -> Iterator[Data]:
+    """Streams may not fall silent for long; a whole answer is silent until it is there; the rest is passed through.
+
+    A stream's silence is told by the route's idle timeout: the router forgets its own, per try, once the time for the
+    first token is over.
+    """
+    priced = {"safe_regex": {"regex": f"{_PRICED}|{_PRICED_ANTHROPIC}"}}
+    stall, idle = settings.timeouts.stall_s, settings.gateway.idle_timeout_s
+    streams = [_metadata("ticket", {"present_match": True}), _metadata("stream", {"bool_match": True})]
+    tickets = [_metadata("ticket", {"present_match": True})]
+    yield _forward(settings, "stream", {**priced, "dynamic_metadata": streams}, stall)
+    yield _forward(settings, "answer", {**priced, "dynamic_metadata": tickets}, idle)
+    yield {
+        **_forward(settings, "other", {"prefix": "/", "dynamic_metadata": tickets}, idle, retried=False),
+        "typed_per_filter_config": {**_pass_through(), **_no_tail()},
+    }
+
+
+def _not_admitted(settings: Settings) -> Iterator[Data]:
+    """The service is away, silent, or did not say go."""
+    unread = {"typed_per_filter_config": _pass_through()}
+    messages = {"path_separated_prefix": "/v1/messages"}
+    for language, asked in LANGUAGES.items():
+        headers = {"headers": asked} if asked else {}
+        anthropic, openai = (away(settings, dialect, language) for dialect in (Dialect.ANTHROPIC, Dialect.OPENAI))
+        anthropic_priced = {"safe_regex": {"regex": _PRICED_ANTHROPIC}, **headers}
+        yield {"name": f"away-messages-{language}", "match": anthropic_priced, **anthropic}
+        yield {"name": f"away-priced-{language}", "match": {"safe_regex": {"regex": _PRICED}, **headers}, **openai}
+        yield {"name": f"away-other-messages-{language}", "match": {**messages, **headers}, **anthropic, **unread}
+        yield {"name": f"away-other-{language}", "match": {"prefix": "/", **headers}, **openai, **unread}
+
+
+def _metadata(key: str, value: Data) -> Data:
+    return {"filter": ROUTE, "path": [{"key": key}], "value": value}
+
+
+def _forward(settings: Settings, name: str, match: Data, idle_s: float, *, retried: bool = True) -> Data:
+    """A route to the upstreams, in the order that admission wrote, or as the settings list them."""
+    groups = [{"name": name, "clusters": [{"cluster_name": name, "weight": 1}]} for name in settings.upstreams]
+    specifier = extension(
+        "envoy.router.cluster_specifier_plugin.priority_group",
+        "envoy.extensions.router.cluster_specifiers.priority_group.v3.PriorityGroupClusterSpecifier",
+        override_metadata_namespace=ROUTE,
+        priority_groups=groups,
+    )
+    return {
+        "name": name,
+        "match": match,
+        "route": {
+            "inline_cluster_specifier_plugin": {"extension": specifier},
+            "timeout": "0s",
+            "idle_timeout": seconds(idle_s),
+            "auto_host_rewrite": True,
+            **({"retry_policy": _retries(len(groups) - 1)} if retried else {}),
+        },
+        "request_headers_to_remove": list(_HIDDEN_FROM_UPSTREAMS),
+        "response_headers_to_remove": list(_HIDDEN_FROM_CALLERS),
+        "response_headers_to_add": _told_to_callers(settings),
+    }
+
+
+def _retries(count: int) -> Data:
+    """The next upstream, at once. Admission lowers the count to its order with `x-envoy-max-retries`."""
+    return {
+        "retry_on": "5xx,reset,connect-failure,retriable-status-codes",
+        "retriable_status_codes": [429],
+        "num_retries": count,
+        "refresh_cluster_on_retry": True,
+        "retry_back_off": {"base_interval": "0.001s", "max_interval": "0.010s"},
+    }
+
+
+def _told_to_callers(settings: Settings) -> list[Data]:
+    headers = {"x-tidegate-queue-ms": f"%DYNAMIC_METADATA({ROUTE}:queue_ms)%"}
+    if settings.internal_headers:
+        headers["x-tidegate-upstream"] = "%UPSTREAM_CLUSTER%"
+        headers["x-tidegate-attempts"] = "%UPSTREAM_REQUEST_ATTEMPT_COUNT%"
+    return [set_header(name, value) for name, value in headers.items()]
+
+
+def _pass_through() -> Data:
+    """Uploads are not kept in memory: admission decides by their headers."""
+    kind = "envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
+    return {ADMISSION: typed(kind, overrides={"processing_mode": processing_mode("NONE")})}
+
+
+def _no_tail() -> Data:
+    return {TAIL_FILTER: typed("envoy.extensions.filters.http.lua.v3.LuaPerRoute", disabled=True)}

@@ -1,0 +1,95 @@
+"""What happens to a request on its way to one upstream, per attempt.
+
+All attempts of a request share one header map: what one upstream's filters set is still there for the next. So every
+chain sets or removes each header that any other chain sets, and in any order of upstreams each sees only its own.
+
+Credentials: the caller's never leave the gateway, and each upstream sees its own only. They are read by Envoy itself
+from `key_file` and are in no rendered text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from extproc.core.request import Dialect
+from extproc.render.lua import upstream_script
+from extproc.render.shape import Data, extension, set_header, source
+from extproc.settings import PROVIDERS, Settings, UpstreamSettings
+
+__all__ = ["secrets", "upstream_filters"]
+
+_ANTHROPIC_VERSION = "2023-06-01"
+
+_CREDENTIALS = (
+    "authorization",
+    "x-api-key",
+    "api-key",
+    "x-goog-api-key",
+    "proxy-authorization",
+    "cookie",
+    "openai-organization",
+    "openai-project",
+)
+"""What callers prove themselves with, and what binds a call to an account. An upstream gets its own key only."""
+
+
+_OUR_NAMES = ("x-tidegate-", "x-envoy-")
+"""Headers of an answer by which a caller knows that it is ours: no upstream may use them."""
+
+
+def secrets(settings: Settings) -> list[Data]:
+    """The keys, as secrets that Envoy reads from their files."""
+    return [
+        {"name": _secret(name), "generic_secret": {"secret": {"filename": upstream.key_file}}}
+        for name, upstream in settings.upstreams.items()
+        if upstream.key_file
+    ]
+
+
+def upstream_filters(settings: Settings, name: str) -> list[Data]:
+    """The HTTP filters of one upstream's cluster."""
+    upstream = settings.upstreams[name]
+    script = source(upstream_script(name, upstream))
+    return [
+        *_own_key(name, upstream),
+        extension(
+            "envoy.filters.http.header_mutation",
+            "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
+            mutations={
+                "request_mutations": list(_header_mutations(settings, upstream)),
+                "response_mutations": [_remove_all(prefix) for prefix in _OUR_NAMES],
+            },
+        ),
+        extension("tidegate.upstream", "envoy.extensions.filters.http.lua.v3.Lua", default_source_code=script),
+        extension("envoy.filters.http.upstream_codec", "envoy.extensions.filters.http.upstream_codec.v3.UpstreamCodec"),
+    ]
+
+
+def _own_key(name: str, upstream: UpstreamSettings) -> Iterator[Data]:
+    if upstream.key_file:
+        provider = PROVIDERS[upstream.provider]
+        credential = extension(
+            "envoy.http.injected_credentials.generic",
+            "envoy.extensions.http.injected_credentials.generic.v3.Generic",
+            credential={"name": _secret(name)},
+            header=provider.key_header,
+            **({"header_value_prefix": provider.key_prefix} if provider.key_prefix else {}),
+        )
+        kind = "envoy.extensions.filters.http.credential_injector.v3.CredentialInjector"
+        yield extension("envoy.filters.http.credential_injector", kind, overwrite=True, credential=credential)
+
+
+def _header_mutations(settings: Settings, upstream: UpstreamSettings) -> Iterator[Data]:
+    own = PROVIDERS[upstream.provider].key_header if upstream.key_file else None
+    jwt = (settings.identity.jwt.header,) if settings.identity.jwt else ()
+    yield from ({"remove": header} for header in dict.fromkeys((*_CREDENTIALS, *jwt)) if header != own)
+    if Dialect.ANTHROPIC in (upstream.dialects or PROVIDERS[upstream.provider].dialects):
+        yield {"append": set_header("anthropic-version", _ANTHROPIC_VERSION, only_if_absent=True)}
+
+
+def _remove_all(prefix: str) -> Data:
+    return {"remove_on_match": {"key_matcher": {"prefix": prefix, "ignore_case": True}}}
+
+
+def _secret(name: str) -> str:
+    return f"key:{name}"

@@ -1,0 +1,1 @@
+"""Traffic from traces, sent or simulated."""

@@ -1,0 +1,222 @@
+"""Which upstreams may serve, what each would cost, and the order they are tried in."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.core.capacity import Claim
+from extproc.core.policy import Kind, Limit, Policy, Route, Upstream, WhenBusy
+from extproc.core.refusal import Reason, Rejected
+from extproc.core.request import Dialect, Endpoint, Size
+from extproc.core.routing import claims, eligible, fitting, limits_of, matches, options, order, route_of
+
+BOTH = frozenset(Dialect)
+OPENAI = frozenset({Dialect.OPENAI})
+
+
+def upstream(name: str, **rules: object) -> Upstream:
+    return Upstream(**{"name": name, "provider": "fake", "dialects": BOTH, **rules})
+
+
+def policy(*upstreams: Upstream, routes: tuple[Route, ...] = ()) -> Policy:
+    route = Route("all", ("*",), tuple(u.name for u in upstreams))
+    return Policy({u.name: u for u in upstreams}, routes or (route,), {}, {})
+
+
+def total(per_minute: float, model: str = "*") -> Limit:
+    return Limit(model, Kind.TOTAL, per_minute, per_minute / 6)
+
+
+def test_a_model_named_exactly_goes_before_any_pattern() -> None:
+    """Exact names win over patterns whatever the order; among patterns the first wins; else it is unknown."""
+    routes = tuple(
+        Route(name, models, ("a",))
+        for name, models in [("0", ("gpt-*",)), ("1", ("gpt-5*", "gpt-4")), ("2", ("*-x", "o3"))]
+    )
+    rules = policy(upstream("a"), routes=routes)
+    assert [route_of(rules, model).name for model in ("gpt-4", "gpt-5", "gpt-4o", "o3", "q-x")] == [
+        "1",
+        "0",
+        "0",
+        "2",
+        "2",
+    ]
+    with pytest.raises(Rejected) as refused:
+        route_of(rules, "m" * 200)
+    assert refused.value.reason is Reason.UNKNOWN_MODEL
+    assert len(refused.value.detail) < 150
+
+
+def test_patterns_are_case_sensitive_shell_patterns() -> None:
+    """Model names differ by case, so patterns do too."""
+    assert [matches("gpt-5", [pattern]) for pattern in ("gpt-?", "gpt-[45]", "GPT-5", "gpt-5-*")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not matches("gpt-5", [])
+
+
+def test_only_upstreams_that_speak_the_dialect_are_eligible() -> None:
+    """The chain is filtered to those that speak it; when none does no retry can help."""
+    rules = policy(upstream("a", dialects=OPENAI), upstream("b"))
+    assert eligible(rules, rules.routes[0], Dialect.ANTHROPIC, "m", Size(1, 1), None) == ("b",)
+    assert eligible(rules, rules.routes[0], Dialect.OPENAI, "m", Size(1, 1), None) == ("a", "b")
+    with pytest.raises(Rejected) as refused:
+        eligible(rules, rules.routes[0], Dialect.ANTHROPIC, "m", Size(1, 1), "a")
+    assert (refused.value.reason, refused.value.retry_after) == (Reason.NO_UPSTREAM, inf)
+
+
+def test_state_pins_the_request_to_one_upstream() -> None:
+    """A pinned request is eligible there or nowhere."""
+    rules = policy(upstream("a"), upstream("b"))
+    assert eligible(rules, rules.routes[0], Dialect.OPENAI, "m", Size(1, 1), "b") == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("rules", "fits"),
+    [
+        ({}, True),
+        ({"window": 100}, True),
+        ({"window": 99}, False),
+        ({"limits": (total(100),)}, True),
+        ({"limits": (total(99),)}, False),
+        ({"limits": (total(99, "m"), total(1000))}, False),
+        ({"limits": (total(99, "other"), total(1000))}, True),
+        ({"limits": (total(99, "own"),), "models": {"m": "own"}}, False),
+        ({"limits": (Limit("*", Kind.INPUT, 69, 10),)}, False),
+        ({"limits": (Limit("*", Kind.OUTPUT, 29, 10),)}, False),
+        ({"limits": (Limit("*", Kind.INPUT, 70, 10), Limit("*", Kind.OUTPUT, 30, 10))}, True),
+        ({"limits": (Limit("*", Kind.REQUESTS, 0.5, 0.1),)}, True),
+        ({"limits": (total(inf),)}, True),
+    ],
+)
+def test_too_large_is_beyond_every_window_and_limit_of_the_chain(rules: dict[str, object], fits: bool) -> None:  # noqa: FBT001
+    """70 + 30 tokens: an upstream that could never hold them is passed over; when all are, it is too large."""
+    small = policy(upstream("a", **rules))
+    wide = policy(upstream("a", **rules), upstream("b"))
+    assert eligible(wide, wide.routes[0], Dialect.OPENAI, "m", Size(70, 30), None) == (("a", "b") if fits else ("b",))
+    if not fits:
+        with pytest.raises(Rejected) as refused:
+            eligible(small, small.routes[0], Dialect.OPENAI, "m", Size(70, 30), None)
+        assert refused.value.reason is Reason.TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    ("chain", "output"),
+    [
+        ([{}], 512),
+        ([{"window": 300}], 200),
+        ([{"window": 300}, {"window": 400}], 300),
+        ([{"window": 300}, {}], 512),
+        ([{"window": 50}], 1),
+        ([{"limits": (total(400),)}], 300),
+        ([{"limits": (total(400, "m"), total(200))}], 300),
+        ([{"limits": (total(400),), "window": 350}], 250),
+        ([{"limits": (Limit("*", Kind.INPUT, 150, 1), Limit("*", Kind.OUTPUT, 80.5, 1))}], 80),
+        ([{"limits": (Limit("*", Kind.REQUESTS, 9, 1),)}], 512),
+        ([{"limits": (total(inf),)}], 512),
+    ],
+)
+def test_a_reservation_nobody_named_is_cut_to_what_fits(chain: list[dict[str, object]], output: int) -> None:
+    """A prompt of 100 without a cap reserves 512, or what the widest upstream's window and limits leave; never none."""
+    rules = policy(*(upstream(str(i), **each) for i, each in enumerate(chain)))
+    assert fitting(rules, rules.routes[0], Size(100, 512), capped=False, model="m") == Size(100, output)
+    assert fitting(rules, rules.routes[0], Size(100, 512), capped=True, model="m") == Size(100, 512)
+
+
+@given(st.integers(0, 2000), st.integers(1, 2000), st.integers(1, 2000), st.integers(1, 2000))
+def test_a_small_limit_never_refuses_who_named_no_cap(prompt: int, window: int, tpm: int, otpm: int) -> None:
+    """Whatever the limits: if the prompt and one token fit, the cut request is eligible."""
+    one = upstream("a", window=window, limits=(total(tpm), Limit("*", Kind.OUTPUT, otpm, 1)))
+    rules = policy(one)
+    size = fitting(rules, rules.routes[0], Size(prompt, 512), capped=False)
+    if prompt + 1 <= min(window, tpm):
+        assert eligible(rules, rules.routes[0], Dialect.OPENAI, "m", size, None) == ("a",)
+
+
+def test_an_embedding_reserves_no_output() -> None:
+    """What generates nothing stays so."""
+    rules = policy(upstream("a", window=50))
+    assert fitting(rules, rules.routes[0], Size(40, 0), capped=False) == Size(40, 0)
+
+
+def test_a_request_claims_a_slot_and_each_limit_of_its_model() -> None:
+    """One slot always; tokens by kind; one request; limits of other models are left alone."""
+    kinds = tuple(Limit("m", kind, 1000, 100) for kind in Kind)
+    one = upstream("a", limits=(*kinds, total(5, "other"), total(7)))
+    assert claims(one, "m", Size(70, 30), Endpoint.CHAT) == (
+        Claim("upstream/a/slots", 1.0),
+        Claim("upstream/a/m/total", 100.0),
+        Claim("upstream/a/m/input", 70.0),
+        Claim("upstream/a/m/output", 30.0),
+        Claim("upstream/a/m/requests", 1.0),
+    )
+    assert claims(one, "new", Size(70, 30), Endpoint.CHAT) == (
+        Claim("upstream/a/slots", 1.0),
+        Claim("upstream/a/*/total", 100.0),
+    )
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint.OTHER, Endpoint.COUNT_TOKENS])
+def test_what_is_not_priced_in_tokens_claims_requests_only(endpoint: Endpoint) -> None:
+    """Images, audio and token counting take a slot and a request."""
+    one = upstream("a", limits=(total(1000), Limit("*", Kind.REQUESTS, 10, 1)))
+    assert [c.key for c in claims(one, "m", Size(0, 0), endpoint)] == ["upstream/a/slots", "upstream/a/*/requests"]
+
+
+def test_limits_follow_the_upstreams_own_name_of_a_model() -> None:
+    """A limit may name the model as clients do or as the upstream does."""
+    one = upstream("a", models={"gpt-5": "prod5"}, limits=(total(1, "prod5"), total(2)))
+    assert [limit.per_minute for limit in limits_of(one, "gpt-5")] == [1]
+    assert [limit.per_minute for limit in limits_of(one, "gpt-4")] == [2]
+
+
+@pytest.mark.parametrize(
+    ("when_busy", "spilled", "sick", "asked"),
+    [
+        (WhenBusy.SPILL, True, "", "abc"),
+        (WhenBusy.SPILL, True, "b", "ac"),
+        (WhenBusy.SPILL, False, "", "a"),
+        (WhenBusy.SPILL, False, "a", "b"),
+        (WhenBusy.HOLD, True, "", "a"),
+        (WhenBusy.HOLD, False, "ab", "c"),
+        (WhenBusy.SPILL, True, "abc", ""),
+        (WhenBusy.HOLD, False, "abc", ""),
+    ],
+)
+def test_options_are_the_healthy_ones_or_the_first_of_them(
+    when_busy: WhenBusy,
+    spilled: bool,  # noqa: FBT001
+    sick: str,
+    asked: str,
+) -> None:
+    """`spill` asks for all once it has spilled; `hold` and who has not spilled yet only for the first healthy one."""
+    found = options("abc", lambda name: (Claim(name, 1.0),), lambda name: name not in sick, when_busy, spilled=spilled)
+    assert [option.name for option in found] == list(asked)
+    assert all(option.claims == (Claim(option.name, 1.0),) for option in found)
+
+
+@pytest.mark.parametrize(
+    ("first", "sick", "full", "expected"),
+    [
+        ("a", "", "", "abc"),
+        ("b", "", "", "bca"),
+        ("a", "b", "", "ac"),
+        ("a", "", "b", "a"),
+        ("a", "", "c", "ab"),
+        ("b", "", "a", "bc"),
+        ("a", "b", "b", "ac"),
+        ("a", "", "a", "abc"),
+        ("a", "a", "", "abc"),
+    ],
+)
+def test_the_order_ends_before_a_full_upstream(first: str, sick: str, full: str, expected: str) -> None:
+    """First choice, then those behind it, then those before it; sick ones are left out, a full one ends it."""
+    found = order(first, "abc", lambda name: name not in sick, lambda name: name not in full)
+    assert "".join(found) == expected

@@ -1,0 +1,238 @@
+"""Stand-ins for tests: a clock that jumps instead of waiting, a client, capacity that suspends, an observer that keeps.
+
+`play(scenario)` runs a coroutine in virtual time: when every task waits for a timer the clock jumps to it, so an hour
+takes as long as its events take. When every task waits for something that no timer will bring, it raises `Stuck`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from extproc.core.capacity import Answer, Ask, Change, Claim, Store
+from extproc.core.events import Event
+from extproc.core.request import Endpoint, Request, Session, Size
+from extproc.ports import Clock, Departure, Gone, Head
+from extproc.shared.memory import MemoryCapacity
+
+T = TypeVar("T")
+
+
+class Stuck(Exception):  # noqa: N818 - what it says, not what went wrong
+    """Nothing will ever happen any more."""
+
+
+class _Jumping(selectors.SelectSelector):
+    """Never waits: moves the loop's time to its next timer instead."""
+
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise Stuck
+        if timeout > 0:
+            self.loop.jump()
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes only when there is nothing else to do."""
+
+    def __init__(self) -> None:
+        selector = _Jumping()
+        selector.loop = self
+        self.now = 1000.0
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now
+
+    def jump(self) -> None:
+        """To the next timer."""
+        self.now = max(self.now, self._scheduled[0]._when)  # type: ignore[attr-defined]
+
+    def timers(self) -> list[asyncio.TimerHandle]:
+        """What is still scheduled."""
+        return [timer for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
+
+
+def play(scenario: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:
+    """Run `scenario` in a virtual loop of its own, and return what it returns."""
+
+    async def main() -> T:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        return await scenario(loop)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main())
+
+
+class HandClock:
+    """A clock that stands still until it is moved, backwards too."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def time(self) -> float:
+        return self.now
+
+
+class Observer:
+    """Keeps every event it hears."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+
+    def of(self, kind: type[T]) -> list[T]:
+        """Events of one kind, in order."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+class Ledger(MemoryCapacity):
+    """Capacity in memory that keeps book: per key what was taken and never given back."""
+
+    def __init__(self, clock: Clock, store: Store) -> None:
+        super().__init__(clock, store)
+        self.out: Counter[str] = Counter()
+        self.takes = 0
+
+    async def take(self, asks: Sequence[Ask]) -> list[Answer]:
+        answers = await super().take(asks)
+        self.takes += 1
+        for answer in answers:
+            for claim in answer.option.claims if answer.option else ():
+                self.out[claim.key] += claim.amount
+        return answers
+
+    async def change(self, changes: Sequence[Change]) -> None:
+        await super().change(changes)
+        for change in changes:
+            self.out[change.key] -= change.amount
+
+    def held(self) -> dict[str, float]:
+        """What is out, without what is zero but for rounding."""
+        return {key: round(amount, 6) for key, amount in self.out.items() if round(amount, 6)}
+
+
+class Suspending(Ledger):
+    """The same across a network: every call suspends before and after its decision.
+
+    broken_off: calls that were cancelled in the middle, so that nobody heard of what they took. Must stay zero.
+    """
+
+    immediate = False
+
+    def __init__(self, clock: Clock, store: Store, rng: random.Random | None = None, slowest_s: float = 0.004) -> None:
+        super().__init__(clock, store)
+        self._rng = rng or random.Random(0)
+        self._slowest_s = slowest_s
+        self.broken_off = 0
+        self.on_call: Callable[[], None] = lambda: None
+
+    async def take(self, asks: Sequence[Ask]) -> list[Answer]:
+        async with self._far():
+            return await super().take(asks)
+
+    async def change(self, changes: Sequence[Change]) -> None:
+        async with self._far():
+            await super().change(changes)
+
+    @asynccontextmanager
+    async def _far(self) -> AsyncIterator[None]:
+        try:
+            await self._on_its_way()
+            yield
+            await self._on_its_way()
+        except asyncio.CancelledError:
+            self.broken_off += 1
+            raise
+
+    async def _on_its_way(self) -> None:
+        self.on_call()
+        for _ in range(self._rng.randrange(3)):
+            await asyncio.sleep(0)
+        if self._rng.random() < 0.7:
+            await asyncio.sleep(self._rng.uniform(0.0, self._slowest_s))
+
+
+class FakeExchange:
+    """A client's side of one request: says its head and body, and stays `stays_s` after it was let go.
+
+    hold_s: how long it takes to tell it to wait. leaves_when_held: it is gone by then.
+    """
+
+    def __init__(
+        self,
+        head: Head | None = None,
+        body: bytes = b"",
+        *,
+        stays_s: float = 0.0,
+        hold_s: float = 0.0,
+        leaves_when_held: bool = False,
+    ) -> None:
+        self._head = head or Head({}, bodiless=not body)
+        self._body = body
+        self._stays_s = stays_s
+        self._hold_s = hold_s
+        self._leaves_when_held = leaves_when_held
+        self.holds: list[float] = []
+        self.departures: list[Departure] = []
+        self.answers: list[tuple[int, Mapping[str, str], bytes, str]] = []
+
+    async def head(self) -> Head:
+        return self._head
+
+    async def body(self) -> bytes:
+        return self._body
+
+    async def hold(self, seconds: float) -> None:
+        self.holds.append(seconds)
+        await asyncio.sleep(self._hold_s)
+        if self._leaves_when_held:
+            raise Gone
+
+    async def forward(self, departure: Departure) -> None:
+        self.departures.append(departure)
+
+    async def answer(self, status: int, headers: Sequence[tuple[str, str]], body: bytes, details: str) -> None:
+        self.answers.append((status, dict(headers), body, details))
+
+    async def ended(self) -> None:
+        await asyncio.sleep(self._stays_s)
+
+
+REQUEST = Request(
+    id="r-1",
+    ticket="p-1",
+    tenant="default",
+    lane="P1",
+    route="0:m",
+    model="m",
+    endpoint=Endpoint.CHAT,
+    stream=True,
+    size=Size(60, 40),
+    session=Session("s"),
+    arrived=1000.0,
+    deadline=None,
+    wait_until=1030.0,
+)
+
+
+def request(**changes: Any) -> Request:
+    """A chat request of 60 + 40 tokens in P1 that arrived at 1000 and waits for 30 s, but for `changes`."""
+    return replace(REQUEST, **changes)
+
+
+def claims(**amounts: float) -> tuple[Claim, ...]:
+    """Claims by keyword, with `__` for each slash: `claims(upstream__a__slots=1)`."""
+    return tuple(Claim(key.replace("__", "/"), float(amount)) for key, amount in amounts.items())

@@ -1,0 +1,326 @@
+"""Streams of answers made at random, and a plain reference of what the response tail should make of them.
+
+The reference has the whole stream and a real JSON parser; it is as slow and as simple as the filter is not.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+Data = dict[str, Any]
+
+HOSTILE = [
+    'said "usage":{"prompt_tokens":999} and "finish_reason":"stop"',
+    "data: [DONE]",
+    "[DONE]",
+    '\\"error\\":{\\"type\\":\\"x\\"}',
+    'a\\\\"usage": {"completion_tokens": 1}',
+    "ends with a backslash \\",
+    '"',
+    "\n\ndata: x\n\n",
+    "\r\n\r\n",
+    "漢字 é 🙂 \u2028 ",
+    '{"type":"message_stop"}',
+    '"response":{"status":"completed"}',
+    "plain words",
+    "",
+]
+LIMIT = 1 << 20
+
+
+@dataclass
+class Stream:
+    """A stream of bytes and how it is to be treated."""
+
+    dialect: str
+    hide: bool
+    data: bytes
+    chunks: list[bytes] = field(default_factory=list)
+
+
+def make(chance: random.Random) -> Stream:
+    """A stream of one of the dialects, whole or cut, in one of the many ways that servers write them."""
+    kind = chance.choice(["chat", "chat", "responses", "anthropic"])
+    events = {"chat": _chat, "responses": _responses, "anthropic": _anthropic}[kind](chance)
+    writer = _Writer(chance)
+    data = b"".join(writer.event(name, payload) for name, payload in events)
+    roll = chance.random()
+    if roll < 0.15:
+        data = data[: chance.randrange(len(data) + 1)]
+    elif roll < 0.3:
+        data = re.sub(rb"[\r\n]+\Z", chance.choice([b"", b"\n", b"\r\n"]), data)
+    dialect = "anthropic" if kind == "anthropic" else "openai"
+    stream = Stream(dialect, kind == "chat" and chance.random() < 0.6, data)
+    stream.chunks = _cut(chance, data)
+    return stream
+
+
+def _cut(chance: random.Random, data: bytes) -> list[bytes]:
+    if chance.random() < 0.3:
+        chunks = re.findall(rb".*?\n\r?\n|.+\Z", data, re.DOTALL)
+    else:
+        places = sorted(chance.randrange(len(data) + 1) for _ in range(chance.choice([0, 1, 3, 10, 40, 200])))
+        chunks = [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
+    if chance.random() < 0.5:
+        chunks = [chunk for chunk in chunks if chunk]
+    return [*chunks, b""] if chance.random() < 0.5 or not chunks else chunks
+
+
+class _Writer:
+    """One server's habits."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.end = chance.choice([b"\n", b"\n", b"\r\n"])
+        self.mixed = chance.random() < 0.05
+        self.space = b"" if chance.random() < 0.2 else b" "
+        self.separators = chance.choice([(",", ":"), (", ", ": "), (" , ", " : ")])
+        self.ascii = chance.random() < 0.5
+        self.lines = chance.random() < 0.1
+
+    def event(self, name: str | None, payload: Data | str) -> bytes:
+        lines = []
+        if self.chance.random() < 0.05:
+            lines.append(b": keep-alive")
+            if self.chance.random() < 0.5:
+                lines.append(b"")
+        if name:
+            lines.append(b"event:" + self.space + name.encode())
+        if self.chance.random() < 0.03:
+            lines.append(b"id: 7")
+        text = payload if isinstance(payload, str) else self._json(payload)
+        lines += [b"data:" + self.space + line for line in text.encode("utf-8", "surrogatepass").split(b"\n")]
+        lines.append(b"")
+        return b"".join(line + self._end() for line in lines)
+
+    def _end(self) -> bytes:
+        return self.chance.choice([b"\n", b"\r\n"]) if self.mixed else self.end
+
+    def _json(self, payload: Data) -> str:
+        items = list(payload.items())
+        if self.chance.random() < 0.3:
+            self.chance.shuffle(items)
+        indent = 1 if self.lines else None
+        return json.dumps(dict(items), separators=self.separators, ensure_ascii=self.ascii, indent=indent)
+
+
+def _text(chance: random.Random) -> str:
+    return "".join(chance.choice(HOSTILE) for _ in range(chance.choice([1, 1, 2, 3])))
+
+
+def _deep(chance: random.Random) -> Any:
+    """Structure under the model's control, with the names that matter in the wrong places."""
+    return {
+        "usage": {"prompt_tokens": 77},
+        "error": {"type": _text(chance)},
+        "finish_reason": "length",
+        "x": [_text(chance)],
+    }
+
+
+def _chat(chance: random.Random) -> list[tuple[str | None, Data | str]]:
+    nulls = chance.random() < 0.5
+    base: Data = {"id": "c", "object": "chat.completion.chunk", "model": "m", "system_fingerprint": None}
+    more: Data = {"usage": None} if nulls else {}
+    running = chance.random() < 0.1
+    events: list[tuple[str | None, Data | str]] = []
+    for i in range(chance.choice([0, 1, 3, 12])):
+        delta: Data = {"content": _text(chance)}
+        if chance.random() < 0.1:
+            delta["tool_calls"] = [{"index": 0, "function": {"arguments": json.dumps(_deep(chance))}}]
+        if chance.random() < 0.05:
+            delta["extra"] = _deep(chance)
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+        usage = {"usage": _openai_usage(chance, i)} if running else more
+        events.append((None, {**base, "choices": [choice], **usage}))
+    last = chance.random()
+    if last < 0.8:
+        finish: list[Data] = [
+            {"index": n, "delta": {}, "finish_reason": chance.choice(["stop", "length", "tool_calls"])} for n in (0, 1)
+        ]
+        with_choices = {"usage": _openai_usage(chance, 50)} if chance.random() < 0.2 else more
+        events.append((None, {**base, "choices": finish[: chance.choice([1, 2])], **with_choices}))
+    elif last < 0.9:
+        error = {
+            "message": _text(chance),
+            "type": "server_error",
+            "param": None,
+            "code": chance.choice([None, 502, "oops"]),
+        }
+        events.append((None, {"error": error if chance.random() < 0.8 else "overloaded"}))
+    if chance.random() < 0.7:
+        events.append((None, {**base, "choices": [], "usage": _openai_usage(chance, 60)}))
+    if chance.random() < 0.7:
+        events.append((None, "[DONE]"))
+    return events
+
+
+def _openai_usage(chance: random.Random, out: int) -> Data:
+    usage: Data = {"prompt_tokens": chance.randrange(1000), "completion_tokens": out, "total_tokens": 5}
+    if chance.random() < 0.5:
+        usage["prompt_tokens_details"] = {"cached_tokens": chance.randrange(100), "audio_tokens": 0}
+        usage["completion_tokens_details"] = {"reasoning_tokens": chance.randrange(100)}
+    elif chance.random() < 0.5:
+        usage["prompt_tokens_details"] = None
+    return usage
+
+
+def _responses(chance: random.Random) -> list[tuple[str | None, Data | str]]:
+    tools = [{"type": "function", "name": "f", "parameters": {"properties": _deep(chance)}}]
+    shell: Data = {"id": "r", "object": "response", "error": None, "output": [], "tools": tools, "usage": None}
+    kinds: list[tuple[str, Data]] = [("response.created", {"response": {**shell, "status": "in_progress"}})]
+    kinds += [("response.output_text.delta", {"delta": _text(chance)}) for _ in range(chance.choice([0, 2, 8]))]
+    usage = {
+        "input_tokens": chance.randrange(1000),
+        "input_tokens_details": {"cached_tokens": chance.randrange(50)},
+        "output_tokens": chance.randrange(1000),
+        "output_tokens_details": {"reasoning_tokens": chance.randrange(50)},
+    }
+    roll = chance.random()
+    if roll < 0.5:
+        kinds.append(("response.completed", {"response": {**shell, "status": "completed", "usage": usage}}))
+    elif roll < 0.7:
+        reason = {"incomplete_details": {"reason": "max_output_tokens"}}
+        kinds.append(("response.incomplete", {"response": {**shell, "status": "incomplete", "usage": usage, **reason}}))
+    elif roll < 0.8:
+        error = {"code": "server_error", "message": _text(chance)}
+        kinds.append(("response.failed", {"response": {**shell, "status": "failed", "error": error}}))
+    elif roll < 0.9:
+        kinds.append(("error", {"code": chance.choice(["E1", None]), "message": _text(chance)}))
+    return [(name, {"type": name, "sequence_number": 1, **data}) for name, data in kinds]
+
+
+def _anthropic(chance: random.Random) -> list[tuple[str | None, Data | str]]:
+    first = {"input_tokens": chance.randrange(1000), "output_tokens": 1}
+    if chance.random() < 0.5:
+        first |= {
+            "cache_creation_input_tokens": chance.randrange(100),
+            "cache_read_input_tokens": chance.randrange(100),
+        }
+    message: Data = {"id": "m", "role": "assistant", "content": [], "stop_reason": None, "usage": first}
+    kinds: list[tuple[str, Data]] = [("message_start", {"message": message})]
+    for _ in range(chance.choice([0, 2, 8])):
+        delta: Data = chance.choice(
+            [{"type": "text_delta", "text": _text(chance)}, {"partial_json": json.dumps(_deep(chance))}]
+        )
+        kinds.append(("content_block_delta", {"index": 0, "delta": delta}))
+        if chance.random() < 0.1:
+            kinds.append(("ping", {}))
+    if chance.random() < 0.1:
+        kinds.append(("error", {"error": {"type": "overloaded_error", "message": _text(chance)}}))
+    if chance.random() < 0.8:
+        delta = {"stop_reason": chance.choice(["end_turn", "max_tokens"]), "stop_sequence": None}
+        kinds.append(("message_delta", {"delta": delta, "usage": {"output_tokens": chance.randrange(1000)}}))
+    if chance.random() < 0.7:
+        kinds.append(("message_stop", {}))
+    return [(name, {"type": name, **data}) for name, data in kinds]
+
+
+# ------------------------------------------------------------------------------------------- reference
+
+
+class Reference:
+    """Reads a stream event by event, as the specification of server-sent events says."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.notes: Data = {}
+        self.events = 0
+
+    def whole_events(self, data: bytes) -> tuple[bytes, bytes]:
+        """What may go on of the events that are complete in `data`, and the rest."""
+        out, pos = b"", 0
+        for boundary in re.finditer(rb"\n\r?\n", data):
+            if boundary.start() < pos:
+                continue
+            event = data[pos : boundary.end()]
+            pos = boundary.end()
+            self.events += not event.startswith(b":")
+            out += b"" if self._read(event) else event
+        return out, data[pos:]
+
+    def last_words(self, rest: bytes, cut: bytes) -> bytes:
+        """What follows after the end."""
+        hidden = bool(rest) and self._read(rest)
+        out = b"" if hidden else rest
+        if self.events:
+            self.notes["events"] = self.events
+        if self.notes.keys() & {"finish", "done", "error"}:
+            return out
+        self.notes["cut"] = "1"
+        return out + (b"\n\n" if out else b"") + cut
+
+    def _read(self, event: bytes) -> bool:
+        """Notes an event; True where it is to be hidden."""
+        lines = [line[5:].removeprefix(b" ") for line in re.split(rb"[\r\n]+", event) if line.startswith(b"data:")]
+        text = b"\n".join(lines)
+        if text.strip().startswith(b"[DONE]"):
+            self.notes["done"] = "1"
+            return False
+        try:
+            data = json.loads(text)
+        except ValueError:
+            return False
+        self._note(data)
+        usage_only = isinstance(data.get("usage"), dict) and data.get("choices") == []
+        return usage_only and self.stream.hide
+
+    def _note(self, data: Data) -> None:
+        self._usage(data.get("usage"))
+        for choice in data.get("choices") or ():
+            if choice.get("finish_reason"):
+                self.notes["finish"] = choice["finish_reason"]
+        kind, error = data.get("type"), data.get("error")
+        if isinstance(data.get("message"), dict):
+            self._usage(data["message"].get("usage"))
+        if isinstance(data.get("delta"), dict) and data["delta"].get("stop_reason"):
+            self.notes["finish"] = data["delta"]["stop_reason"]
+        if isinstance(data.get("response"), dict):
+            self._response(data["response"])
+            error = error or data["response"]["error"]
+        if kind == "message_stop":
+            self.notes["done"] = "1"
+        if isinstance(error, dict):
+            self.notes["error"] = f"{error.get('type') or '-'}/{error.get('code') or '-'}"
+        elif isinstance(error, str):
+            self.notes["error"] = f"{error}/-"
+        elif kind == "error":
+            self.notes.setdefault("error", f"error/{data.get('code') or '-'}")
+
+    def _response(self, response: Data) -> None:
+        self._usage(response["usage"])
+        if response["status"] in ("completed", "incomplete", "failed"):
+            self.notes["done"] = "1"
+            self.notes["finish"] = (response.get("incomplete_details") or {}).get("reason", response["status"])
+
+    def _usage(self, usage: Data | None) -> None:
+        def most(key: str, value: int | None) -> None:
+            if value is not None:
+                self.notes[key] = max(self.notes.get(key, 0), value)
+
+        if not isinstance(usage, dict):
+            return
+        for name, key in NAMES.items():
+            most(key, usage.get(name))
+        for name, inner, key in INNER:
+            most(key, (usage.get(name) or {}).get(inner))
+
+
+NAMES = {
+    "prompt_tokens": "in",
+    "input_tokens": "in",
+    "completion_tokens": "out",
+    "output_tokens": "out",
+    "cache_read_input_tokens": "cached",
+    "cache_creation_input_tokens": "cache_write",
+}
+INNER = (
+    ("prompt_tokens_details", "cached_tokens", "cached"),
+    ("input_tokens_details", "cached_tokens", "cached"),
+    ("completion_tokens_details", "reasoning_tokens", "reasoning"),
+    ("output_tokens_details", "reasoning_tokens", "reasoning"),
+)
