@@ -20,6 +20,7 @@ import uvloop
 from extproc import dialects, tokens
 from extproc.breakers import Breakers
 from extproc.console import state
+from extproc.core.affinity import Affinity
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.capacity import Store
 from extproc.core.events import Event
@@ -86,6 +87,7 @@ class Service:
         self.lanes = Lanes(policy.lanes.values())
         self.pace = Pace()
         self.calibration = tokens.Calibration()
+        self.affinity = Affinity()
         self.limiter = Limiter(
             self.lanes,
             self.capacity,
@@ -104,6 +106,7 @@ class Service:
             self.pace,
             self.observe,
             grace_s=settings.service.record_grace_s,
+            affinity=self.affinity,
             freed=self.limiter.kick,
             learned=self._learn_size,
         )
@@ -191,6 +194,7 @@ class Service:
             self.policy,
             Directory(self.policy.tenants, identity.tenant, identity.unknown == "reject", keys),
             self.calibration,
+            self.affinity,
             self.pace,
             self.clock,
             process=self.process,

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from extproc.breakers import Breakers
+from extproc.core.affinity import Affinity
 from extproc.core.breaker import Outcome
 from extproc.core.bucket import TokenBucket
 from extproc.core.capacity import Answer, Ask, Change, Claim, Option
@@ -61,6 +62,7 @@ class Flights:
         observer: Observer,
         *,
         grace_s: float,
+        affinity: Affinity,
         freed: Callable[[], None],
         learned: Callable[[Flight, str, Usage], None],
     ) -> None:
@@ -72,6 +74,7 @@ class Flights:
         self._pace = pace
         self._observe = observer
         self._grace_s = grace_s
+        self._affinity = affinity
         self._freed = freed
         self._learned = learned
         self._flights: dict[str, Flight] = {}
@@ -203,9 +206,7 @@ class Flights:
             timed_out = record.details == TIMED_OUT
             if timed_out:
                 self._judge(record, began=flight.departed or self._clock.time(), hurried=flight.hurried)
-            sent = (client_gone or timed_out) and record.upstream in flight.order
-            changes = flight.left(record.upstream) if sent else []
-            changes += flight.unserved(client_gone=sent)
+            changes = flight.unserved(record.upstream if client_gone or timed_out else "")
         self._observe(_settled(flight, record, usage, client_gone=client_gone))
         await self._apply(changes)
 
@@ -214,6 +215,8 @@ class Flights:
         return usage if usage.input is not None or usage.output is not None else None
 
     def _learn(self, flight: Flight, record: Record, usage: Usage | None, *, complete: bool, client_gone: bool) -> None:
+        if state := record.tail.get("state"):
+            self._affinity.learn(str(state), record.upstream)
         if usage is not None:
             self._learned(flight, record.upstream, usage)
             if usage.output and record.duration_s and complete:

@@ -14,6 +14,7 @@ from itertools import count
 
 from extproc import dialects, tokens
 from extproc.core import routing
+from extproc.core.affinity import Affinity
 from extproc.core.forecast import Pace
 from extproc.core.identity import Caller, Directory, lane_of, session_of
 from extproc.core.policy import Policy, Route
@@ -54,6 +55,7 @@ class Reception:
         policy: Policy,
         directory: Directory,
         calibration: tokens.Calibration,
+        affinity: Affinity,
         pace: Pace,
         clock: Clock,
         *,
@@ -65,6 +67,7 @@ class Reception:
         self._policy = policy
         self._directory = directory
         self._calibration = calibration
+        self._affinity = affinity
         self._pace = pace
         self._clock = clock
         self._process = process
@@ -103,13 +106,20 @@ class Reception:
         counted = await self._count(call)
         size = self._size(call, counted, self._policy.upstreams[route.chain[0]].own_name(call.model))
         size = routing.fitting(self._policy, route, size, capped=call.output_cap is not None)
-        pin = route.chain[0] if call.state else None
+        pin = self._pin(call.state, route)
         names = routing.eligible(self._policy, route, greeting.endpoint.dialect, call.model, size, pin)
         prices = {
             name: routing.claims(self._policy.upstreams[name], call.model, size, greeting.endpoint) for name in names
         }
         held_bytes = len(document.body) if document else 0
         return self._request(greeting, call, route.name, size, counted, held_bytes), Wants(names, prices)
+
+    def _pin(self, state: str | None, route: Route) -> str | None:
+        """The only upstream that knows the state this request builds on; None when it builds on none."""
+        if state is None:
+            return None
+        known = self._affinity.upstream_of(state)
+        return known if known in route.chain else route.chain[0]
 
     def _route(self, call: Call, caller: Caller) -> Route:
         if call.endpoint is Endpoint.OTHER:

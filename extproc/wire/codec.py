@@ -30,6 +30,8 @@ ROUTE = "llm.route"
 """Metadata namespace that this service writes and Envoy routes by."""
 TAIL = "llm.tail"
 """Metadata namespace where Envoy's response filters note what they saw."""
+LIMITS = "llm.limits"
+"""Metadata namespace where they note the rate limit headers of the upstream that answered."""
 JWT = "envoy.filters.http.jwt_authn"
 JWT_KEY = "claims"
 OVERWRITE = HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
@@ -116,7 +118,7 @@ def record(entry: HttpAccessLogEntry) -> Record | None:
         request_id=entry.request.request_id,
         shown=response.response_code.value,
         error=response.response_headers.get("x-tg-err", ""),
-        headers=dict(response.response_headers),
+        headers=_told(metadata[LIMITS]) | dict(response.response_headers),
         tail=_words(metadata[TAIL]) if TAIL in metadata else {},
         facts=route,
     )
@@ -182,6 +184,10 @@ def _words(struct: Struct) -> Mapping[str, str | float]:
         if kind in ("string_value", "number_value", "bool_value"):
             found[name] = getattr(value, kind)
     return found
+
+
+def _told(struct: Struct) -> dict[str, str]:
+    return {name: str(word) for name, word in _words(struct).items()}
 
 
 def _micros(text: str) -> float | None:

@@ -296,6 +296,8 @@ class Reference:
         if response["status"] in ("completed", "incomplete", "failed"):
             self.notes["done"] = "1"
             self.notes["finish"] = (response.get("incomplete_details") or {}).get("reason", response["status"])
+            if "id" in response:
+                self.notes["state"] = response["id"]
 
     def _usage(self, usage: Data | None) -> None:
         def most(key: str, value: int | None) -> None:

@@ -283,7 +283,7 @@ def test_an_attempt_without_headers_in_time_goes_on(gateway: Envoy, ups: Ups) ->
     ups["a"].reply = Reply(delay_s=1.5)
     began = time.monotonic()
     assert send(gateway, "a", "b", per_try_ms=200).get("x-tidegate-upstream") == "b"
-    assert 0.2 <= time.monotonic() - began < 1
+    assert 0.1 < time.monotonic() - began < 1.4
 
 
 def test_whole_answers_may_be_silent(gateway: Envoy, ups: Ups) -> None:

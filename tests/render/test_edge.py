@@ -178,7 +178,7 @@ def test_names_that_nobody_declared_are_nothing_special(gateway: Envoy, ups: Ups
 
 @pytest.fixture
 def guarded(ups: Ups, folder: Path) -> Iterator[Envoy]:
-    flood = "flood: {per_key_rps: 3, per_address_rps: 20, burst_s: 1}"
+    flood = "flood: {per_key_rps: 3, per_address_rps: 60, burst_s: 1, max_keys: 4}"
     with Envoy(settings_of(flood, a=ups["a"].port), folder, admit_by_header) as envoy:
         yield envoy
 
@@ -187,22 +187,35 @@ def test_a_flood_by_one_key_is_stopped_and_others_are_not(guarded: Envoy) -> Non
     """Whichever header the key comes in, each key has its own allowance; so has each address."""
     for header in ("authorization", "x-api-key", "api-key"):
         time.sleep(1.1)
-        found = [guarded.call(headers={header: "one", **admitted("a")}) for _ in range(4)]
-        assert [got.status for got in found] == [200, 200, 200, 429]
+        found = [guarded.call(headers={header: "one", **admitted("a")}) for _ in range(12)]
+        assert [got.status for got in found[:3]] == [200, 200, 200]
+        assert [got.status for got in found].count(429) >= 6
+        found = [got for got in found if got.status == 429]
         refused(found[-1], 429, "tenant_quota", retry=True)
         assert found[-1].get("retry-after") == "1"
         assert guarded.call(headers={header: "two", **admitted("a")}).status == 200
     time.sleep(1.1)
-    found = [guarded.call("/v1/messages", headers={"x-api-key": f"key {i}"}) for i in range(25)]
-    assert [got.status for got in found] == [503] * 20 + [429] * 5
+    found = [guarded.call("/v1/messages", headers={"x-api-key": f"key {i}"}) for i in range(150)]
+    assert [got.status for got in found[:60]] == [503] * 60
+    found = [got for got in found if got.status == 429]
+    assert len(found) >= 40
     refused(found[-1], 429, "tenant_quota", retry=True, anthropic=True)
+
+
+def test_only_so_many_keys_are_remembered(guarded: Envoy) -> None:
+    """The least recently seen is forgotten: memory is bounded, and each address has its own limit all the same."""
+    time.sleep(1.1)
+    assert 429 in [guarded.call(headers={"api-key": "old"}).status for _ in range(9)]
+    for i in range(4):
+        guarded.call(headers={"api-key": f"new {i}"})
+    assert guarded.call(headers={"api-key": "old"}).status == 503
 
 
 def test_a_flood_is_stopped_before_its_bodies_are_read(guarded: Envoy) -> None:
     """The refusal comes while the body is still to come."""
     time.sleep(1.1)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\napi-key: slow\r\ncontent-length: 900000\r\n\r\n"
-    for _ in range(3):
+    for _ in range(9):
         guarded.call(headers={"api-key": "slow", **admitted("a")})
     assert read(raw(guarded.settings.gateway.port, head, 3)).status == 429
 

@@ -4,6 +4,7 @@
 --   finish   why the model stopped, in the provider's word; an unfinished Responses answer gives its reason
 --   done     "1" once the answer is complete: JSON whole, [DONE], message_stop, response.completed
 --   error    "type/code" of an error inside an answer
+--   state    id by which a later request may build on this answer
 --   cut      "1" where a stream ended early without a word, and an error event was appended to it
 --   events   how many events of a stream went by; written in steps of an eighth, and at the end
 
@@ -63,6 +64,7 @@ local function note_response(s, at, notes)
   local reason = object(s, at.incomplete_details) and word(s, members(s, at.incomplete_details).reason)
   notes.finish = reason or status
   notes.done = "1"
+  notes.state = word(s, at.id)
 end
 
 -- Notes what the answer or event with members `at` says.
