@@ -137,7 +137,7 @@ class Stack:
                 stderr=output,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**os.environ, **self.environ},
+                env={**_environment(), **self.environ},
             )
 
     def _wait(self, name: str, url: str) -> None:
@@ -224,6 +224,11 @@ def _fake_arguments(name: str, upstream: UpstreamSettings) -> list[str]:
         "--tokens-per-event": behaviour.tokens_per_event,
     }
     return [word for key, value in arguments.items() if value is not None for word in (key, str(value))]
+
+
+def _environment() -> dict[str, str]:
+    """Our own environment without overrides: the config that is passed on has them already."""
+    return {key: value for key, value in os.environ.items() if key != "TIDEGATE_PORT" and "TIDEGATE__" not in key}
 
 
 def _get(url: str) -> str | None:
