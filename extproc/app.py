@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -128,6 +129,7 @@ class Service:
         await self.clock.run_in_executor(self._executor, tokens.preload, models)
         self._console = await state.serve(settings.service.console, self.state)
         await self.server.start()
+        gc.freeze()  # what has been loaded stays: no collection need look at it again
         self._watchdog.start()
         canary = Canary(
             f"http://127.0.0.1:{settings.gateway.probe_port}",

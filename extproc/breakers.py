@@ -36,7 +36,7 @@ class Breakers:
         return self.by_name[upstream].allows
 
     def earliest_probe(self, upstreams: tuple[str, ...]) -> float:
-        """When the first of these may be tried, on the clock; infinite when all are being tried or closed."""
+        """When the first of these may be tried, on the clock; past while one is tried, infinite when all are closed."""
         return min((self.by_name[name].rests_until for name in upstreams), default=inf)
 
     def record(self, upstream: str, outcome: Outcome, *, began: float, cause: str) -> None:

@@ -68,7 +68,7 @@ class Dispatch:
         return Departure(
             ticket=request.ticket,
             order=order,
-            path=greeting.path,
+            path=dialects.without_keys(greeting.path),
             dialect=request.dialect,
             # First tokens that may all together take longer than a stall must not be ended as one.
             stream=request.stream and per_try_s * len(order) <= self._timing.stall_s,

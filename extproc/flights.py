@@ -112,9 +112,14 @@ class Flights:
             await self._apply(changes)
 
     async def record(self, record: Record) -> None:
-        """Learn from one record. Records of unknown requests teach the breakers only."""
+        """Learn from one record. Records of unknown requests teach the breakers only.
+
+        One that still runs though its stream has ended here (Envoy had given up on us) holds its slot again.
+        """
         flight = self._flight_of(record)
-        if flight is None:
+        if record.kind is RecordKind.FINAL:
+            await self._let_go(record.ticket)
+        if flight is None or (record.kind is RecordKind.RUNNING and flight.landed is not None):
             await self._record_of_another(record)
         elif record.kind is RecordKind.ATTEMPT:
             await self._attempt_failed(flight, record)
@@ -248,8 +253,6 @@ class Flights:
             if before != record.upstream:
                 moved = [Change(slots_key(before), 1.0)] if before else []
                 await self._apply([*moved, Change(slots_key(record.upstream), -1.0)])
-        elif record.kind is RecordKind.FINAL:
-            await self._let_go(record.ticket)
 
     async def _let_go(self, ticket: str) -> None:
         upstream, _ = self._adopted.pop(ticket, ("", 0.0))

@@ -22,6 +22,8 @@ from extproc.wording import Wording
 __all__ = ["Handler"]
 
 JSON = [("content-type", "application/json")]
+WORTH_FREEING = 16_384
+"""Bytes of body from which on the text of a counted prompt is let go, so that a waiting request is held only once."""
 
 
 class Handler:
@@ -57,7 +59,8 @@ class Handler:
                 return
             document = await self._read(exchange, greeting)
             request, wants = await self._reception.price(greeting, document)
-            document = document and dialects.without_prompt(document)
+            if request.bytes > WORTH_FREEING:
+                document = document and dialects.without_prompt(document)
             async with self._flights.board(request) as flight:
                 grant = await self._limiter.acquire(request, wants, exchange.hold)
                 departure = self._dispatch.depart(flight, wants, grant.upstream, greeting, document)

@@ -10,7 +10,7 @@ is cancelled before it could notice gives back itself.
 
 When capacity lives in this process a pass is one synchronous step and runs at once in the arriving request's own task.
 When it suspends, passes run in one task of their own, which nobody cancels half-way; a newcomer is granted by one, or
-learns from the end of the first that has seen it that it has to wait.
+learns from the first whole answer after its arrival that it has to wait.
 """
 
 from __future__ import annotations
@@ -99,10 +99,7 @@ class Limiter:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            newcomers, self._newcomers = self._newcomers, []
             await self._pass()
-            for turn in newcomers:
-                turn.event.set()
 
     def kick(self) -> None:
         """Something changed that may let a waiter go: capacity came back, a breaker moved, a limit grew."""
@@ -166,7 +163,7 @@ class Limiter:
         return turn
 
     async def _first_look(self, turn: _Turn) -> None:
-        """Return when a pass has granted who just joined, or has seen it and is over."""
+        """Return when who just joined was granted, or a pass has come by without granting it."""
         if self._capacity.immediate:
             await self._pass()
         else:
@@ -242,10 +239,12 @@ class Limiter:
         """Ask for every head until nobody is granted any more; for ever more at once while that goes on."""
         depth = 1
         while not self.draining and (heads := self.lanes.heads(depth)):
+            newcomers, self._newcomers = self._newcomers, []
             asks = [Ask(head.request.ticket, self._options(head), followed) for head, followed in heads]
             answers = await self._capacity.take(asks)
-            progress, soonest = False, inf
-            for (head, _), answer in zip(heads, answers, strict=True):
+            progress, whole, soonest = False, True, inf
+            for (head, followed), answer in zip(heads, answers, strict=True):
+                whole = whole and not (followed and answer.option)
                 if answer.option is None:
                     soonest = min(soonest, answer.retry_after)
                 elif head.gone:
@@ -254,10 +253,19 @@ class Limiter:
                 else:
                     self._grant(head, answer.option)
                     progress = True
+            self._tell(newcomers, whole=whole)
             if not progress:
                 self._schedule(soonest)
                 return
-            depth = min(2 * depth, MAX_DEPTH)
+            depth = depth if whole else min(2 * depth, MAX_DEPTH)
+
+    def _tell(self, newcomers: list[_Turn], *, whole: bool) -> None:
+        """Whoever was in line for a whole batch, and was not granted, knows now that it has to wait."""
+        if whole:
+            for turn in newcomers:
+                turn.event.set()
+        else:
+            self._newcomers = newcomers + self._newcomers
 
     def _grant(self, head: Waiter, option: Option) -> None:
         assert isinstance(head, _Turn)  # noqa: S101 - only this class fills the lanes
@@ -274,7 +282,7 @@ class Limiter:
             self._timer.cancel()
             self._timer = None
         if isfinite(seconds):
-            self._timer = asyncio.get_running_loop().call_later(max(TICK_S, seconds), self.kick)
+            self._timer = asyncio.get_running_loop().call_later(0.0, self.kick)
 
     def _options(self, waiter: Waiter) -> tuple[Option, ...]:
         assert isinstance(waiter, _Turn)  # noqa: S101 - only this class fills the lanes

@@ -7,12 +7,13 @@ what happened. Records are what Envoy reports about requests after the fact.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, Protocol
 
 from extproc.core.capacity import Answer, Ask, Change, Store
 from extproc.core.events import Event
+from extproc.core.value import value
 
 __all__ = ["Capacity", "Clock", "Departure", "Exchange", "Gone", "Head", "Observer", "Record", "RecordKind"]
 
@@ -59,7 +60,7 @@ class Gone(Exception):  # noqa: N818 - an end, not an error
     """The other side left, or spoke out of turn; there is nobody to answer."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Head:
     """Request headers (lower-case names, the last of repeated ones) and what Envoy verified about the caller.
 
@@ -71,7 +72,7 @@ class Head:
     claims: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Departure:
     """The decision to let a request go.
 
@@ -137,14 +138,13 @@ class RecordKind(StrEnum):
     RUNNING = "running"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Record:
-    """What Envoy reports of one request. status 0: no answer. flags: Envoy's, by field name, without underscores lost.
+    """What Envoy reports of one request. status 0: no answer. flags: Envoy's response flags, by their field names.
 
     ticket: empty for an attempt, which only knows its request_id. shown: its status as the router saw it, where status
-    is what the upstream sent.
-    tail: raw words about the answer (usage, finish, done, error) as the response filters noted them. facts: what the
-    departure said of itself. error: provider's type/code of a refused attempt. local: Envoy made the answer itself.
+    is what the upstream sent. headers: rate limits and the like that the upstream told. tail: raw words about the
+    answer (usage, finish, done, error) as the response filters noted them. error: provider's type/code of a refusal.
     """
 
     kind: RecordKind
@@ -161,4 +161,3 @@ class Record:
     error: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     tail: Mapping[str, str | float] = field(default_factory=dict)
-    facts: Mapping[str, str | float] = field(default_factory=dict)

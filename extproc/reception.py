@@ -20,6 +20,7 @@ from extproc.core.identity import Caller, Directory, lane_of, session_of
 from extproc.core.policy import Policy, Route
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Call, Endpoint, Request, Size
+from extproc.core.value import value
 from extproc.limiter import Wants
 from extproc.ports import Clock, Head
 
@@ -34,7 +35,7 @@ class SessionRules:
     window_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Greeting:
     """What the headers of a request say: who, what, how urgent, until when (`deadline` on the clock)."""
 

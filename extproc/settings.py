@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from math import inf
@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from extproc.core import policy as core
 from extproc.core.refusal import RULES, Reason
@@ -78,15 +78,35 @@ PROVIDERS: dict[str, Provider] = {
     "fake": Provider(None, _BOTH, accounting=_UPFRONT),
 }
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
-HeaderName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Port = Annotated[int, Field(ge=1, le=65535)]
-Count = Annotated[int, Field(ge=1)]
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not yes or no")  # noqa: TRY004 - pydantic wants it so
+    return value
+
+
+def _host_port(value: str) -> str:
+    if not re.fullmatch(r"([^\s:/\[\]]*|\[[0-9a-fA-F:]+\]):[0-9]{1,5}", value):
+        raise ValueError("must be host:port")
+    return value
+
+
+def _address(value: str) -> str:
+    return value if re.fullmatch(r"unix:/.+", value) else _host_port(value)
 
 
 def _one_or_many(value: Any) -> Any:
     return value if isinstance(value, (list, tuple)) else (value,)
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+HeaderName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+HostPort = Annotated[str, AfterValidator(_host_port)]
+Address = Annotated[str, AfterValidator(_address)]
+Seconds = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
+SomeSeconds = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
+Port = Annotated[int, BeforeValidator(_number), Field(ge=1, le=65535)]
+Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
 
 
 class Section(BaseModel):
@@ -117,15 +137,15 @@ class GatewaySettings(Section):
 class ServiceSettings(Section):
     """Tidegate's own process."""
 
-    address: str = "127.0.0.1:10003"
+    address: Address = "127.0.0.1:10003"
     """host:port, or unix:/path/of/socket, where Envoy reaches ext_proc, access log and health."""
-    console: str = "127.0.0.1:10004"
+    console: HostPort = "127.0.0.1:10004"
     """host:port of the state page; keep it private."""
     drain_s: Seconds = 30.0
     watchdog_s: Seconds = 5.0
     state_file: str | None = None
     """Where bucket levels are kept over a restart; without it buckets start empty."""
-    restart_ramp_s: float = Field(default=10.0, ge=0)
+    restart_ramp_s: SomeSeconds = 10.0
     """After a start, this long at half concurrency, while running answers of the last process are counted again."""
     record_grace_s: Seconds = 15.0
     """How long an ended request waits for its outcome record before its estimate is kept."""
@@ -202,7 +222,7 @@ class BreakerSettings(Section):
 class FakeBehaviour(Section):
     """How a built-in fake provider behaves; only for `provider: fake`."""
 
-    first_token_s: float = Field(default=0.05, ge=0)
+    first_token_s: SomeSeconds = 0.05
     prompt_tokens_per_s: Seconds = 20000.0
     output_tokens_per_s: Seconds = 400.0
     tokens_per_event: Count = 4
@@ -238,19 +258,8 @@ class UpstreamSettings(Section):
             raise ValueError(f"provider: {self.provider!r} is not one of {', '.join(PROVIDERS)}")
         if self.url is None and PROVIDERS[self.provider].url is None:
             raise ValueError(f"url: provider {self.provider} needs one")
-        parts = urlsplit(self.where)
-        if (
-            parts.scheme not in ("http", "https")
-            or not parts.hostname
-            or parts.query
-            or parts.fragment
-            or parts.username
-        ):
-            raise ValueError(f"url: {self.where!r} is not http(s)://host[:port][/path]")
-        try:
-            parts.port  # noqa: B018 - raises on a port that is none
-        except ValueError:
-            raise ValueError(f"url: {self.where!r} has no valid port") from None
+        if problem := _url_problem(self.where):
+            raise ValueError(f"url: {problem}")
         if self.limits and self.learn:
             raise ValueError("learn: give limits or learn them, not both")
         if not (self.limits or self.concurrency or self.learn):
@@ -323,7 +332,7 @@ class LaneSettings(Section):
 
     max_wait_s: Seconds = 30.0
     when_busy: core.WhenBusy = core.WhenBusy.SPILL
-    spill_after_s: float = Field(default=1.0, ge=0)
+    spill_after_s: SomeSeconds = 1.0
     max_requests: Count = 10_000
     max_tokens: Count = 50_000_000
     max_bytes: Count = 512 * 1024 * 1024
@@ -513,7 +522,7 @@ def parse(text: str, source: str, environ: Mapping[str, str] | None = None) -> S
     try:
         settings = Settings.model_validate(_overridden(raw, environ or {}))
     except ValidationError as error:
-        raise SettingsError([f"{source}: {_one_line(e)}" for e in error.errors()]) from None
+        raise SettingsError([f"{source}: {_one_line(e)}" for e in _causes(error.errors())]) from None
     if problems := list(settings.problems()):
         raise SettingsError([f"{source}: {problem}" for problem in problems])
     return settings
@@ -526,8 +535,10 @@ class _Loader(yaml.SafeLoader):
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue
         key = loader.construct_object(key_node, deep=True)
-        if isinstance(key, (list, dict)):
+        if not isinstance(key, Hashable):
             raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
         if key in seen:
             raise yaml.constructor.ConstructorError(None, None, f"{key!r} is written twice", key_node.start_mark)
@@ -539,35 +550,51 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 
 def _read_yaml(text: str, source: str) -> dict[str, Any]:
-    try:
-        raw = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise SettingsError([f"{source}{line}: {error.problem}"]) from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise SettingsError([f"{source}: not YAML: {str(error).splitlines()[0]}"]) from None
+    raw = _value_of(text, source)
     if not isinstance(raw, dict):
         raise SettingsError([f"{source}: must be a mapping with at least upstreams and routes"])
     return raw
 
 
+def _value_of(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise SettingsError([f"{source}{line}: {error.problem}"]) from None
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise SettingsError([f"{source}: not YAML: {reason[:200]}"]) from None
+
+
 def _overridden(raw: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    places = [(key[10:].lower().split("__"), value) for key, value in environ.items() if key.startswith("TIDEGATE__")]
+    places = {key: key[10:].lower().split("__") for key in environ if key.startswith("TIDEGATE__")}
     if "TIDEGATE_PORT" in environ:
-        places.append((["gateway", "port"], environ["TIDEGATE_PORT"]))
-    for path, value in places:
+        places["TIDEGATE_PORT"] = ["gateway", "port"]
+    for key, path in places.items():
         section = raw
         for name in path[:-1]:
-            section = section.setdefault(_as_written(section, name), {})
-            if not isinstance(section, dict):
-                raise SettingsError([f"environment TIDEGATE__{'__'.join(path).upper()}: {name} is not a section"])
-        section[_as_written(section, path[-1])] = yaml.safe_load(value)
+            written = _as_written(section, name)
+            inner = section.get(written, {})
+            if not isinstance(inner, dict):
+                raise SettingsError([f"environment {key}: {name} is not a section"])
+            section[written] = section = dict(inner)  # a copy, because YAML shares what an alias names
+        section[_as_written(section, path[-1])] = _value_of(environ[key], f"environment {key}")
     return raw
 
 
 def _as_written(section: Mapping[Any, Any], name: str) -> str:
     """Environment names have no case; `p0` means the `P0` that the file has."""
     return next((key for key in section if isinstance(key, str) and key.lower() == name), name)
+
+
+def _causes(errors: list[Any]) -> Iterator[Any]:
+    """Without those that only say that a list is too short because its items are wrong."""
+    for error in errors:
+        place = error["loc"]
+        inside = any(len(each["loc"]) > len(place) and each["loc"][: len(place)] == place for each in errors)
+        if error["type"] != "too_short" or not inside:
+            yield error
 
 
 def _one_line(error: Any) -> str:
@@ -584,6 +611,20 @@ def _one_line(error: Any) -> str:
     return " ".join(f"{place}{joint}{message}".split()) if place else message
 
 
+def _url_problem(url: str) -> str | None:
+    """What is wrong with an upstream's base URL. It is repeated only where it can hold no secret."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "has no valid host and port"
+    if parts.username is not None or parts.query or parts.fragment:
+        return "may have no user, query or fragment; a key belongs in the file that key_file names"
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        return f"{url!r} is not http(s)://host[:port][/path]"
+    return None
+
+
 def _route_name(index: int, route: RouteSettings) -> str:
     return f"{index}:{route.models[0]}"
 
@@ -596,7 +637,7 @@ def _limits_requests(upstream: UpstreamSettings) -> bool:
 
 def _tenant(name: str, tenant: TenantSettings, lanes: tuple[str, ...]) -> core.Tenant:
     allowed = tuple(lane for lane in lanes if lane in tenant.lanes) if tenant.lanes else lanes
-    default = tenant.default_lane or ("P1" if "P1" in allowed else allowed[0 if tenant.lanes else -1])
+    default = tenant.default_lane or ("P1" if "P1" in allowed else (tenant.lanes or allowed[-1:])[0])
     return core.Tenant(
         name, allowed, default, tenant.models, tpm=tenant.tpm, rpm=tenant.rpm, concurrency=tenant.concurrency
     )

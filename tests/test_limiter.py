@@ -147,6 +147,31 @@ def test_where_there_is_room_nobody_waits(kind: type[Ledger]) -> None:
     play(scenario)
 
 
+def test_who_has_to_wait_is_told_soon_even_while_others_go_all_the_time() -> None:
+    """Permits that are given without a pause to a better lane do not keep a newcomer from hearing that it waits."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench, exchange = Bench(loop, slots(a=(3, 0)), Suspending), FakeExchange()
+        bench.capacity._on_its_way = lambda: asyncio.sleep(0.001)
+
+        async def busy() -> None:
+            while loop.time() < 1001.5:
+                await bench.send(lane="P0")
+                await asyncio.sleep(0)
+                await Ledger.change(bench.capacity, [Change("upstream/a/slots", 1)])  # at once, for the next round
+                bench.limiter.kick()
+
+        crowd = [asyncio.ensure_future(busy()) for _ in range(9)]
+        await asyncio.sleep(1)
+        task = bench.send(exchange=exchange)
+        await asyncio.sleep(0.1)
+        assert exchange.holds
+        await asyncio.gather(*crowd, task)
+        await bench.stop()
+
+    play(scenario)
+
+
 def test_a_burst_that_fits_is_not_taken_for_a_full_lane(kind: type[Ledger]) -> None:
     """The lane's bound counts who really waits, not who has just arrived."""
 
@@ -220,6 +245,24 @@ def test_nobody_waits_longer_than_it_may(
         assert loop.time() == pytest.approx(1000 + after, abs=0.1)
         assert len(bench.lanes) == 0
         assert not bench.capacity.held()
+        await bench.stop()
+
+    play(scenario)
+
+
+def test_a_grant_in_the_very_moment_that_the_wait_ends_is_kept() -> None:
+    """The slot is taken, so it is used, not refused and given back."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench = Bench(loop, slots(a=(1, 1)))
+
+        def release() -> None:
+            bench.store["upstream/a/slots"].change(1, loop.time())
+            bench.limiter.kick()
+
+        loop.call_at(1030.0, release)
+        assert await bench.send() == Grant("a", waited=True)
+        assert loop.time() == 1030
         await bench.stop()
 
     play(scenario)
@@ -692,22 +735,17 @@ class Race:
         self.loop = loop
         self.rng = rng = random.Random(seed)
         self.names = "abc"[: rng.randint(1, 3)]
-        lanes = [
-            Lane(
-                f"P{rank}",
-                rank,
-                10,
+        lanes = []
+        for rank in range(rng.randint(1, 3)):
+            when_busy, spill_after_s, most = (
                 rng.choice(list(WhenBusy)),
-                rng.choice([0.0, 0.2, 1.0]),
+                rng.choice([0.0, 0.2, 3.0]),
                 rng.choice([3, 50]),
-                10**5,
-                300,
             )
-            for rank in range(rng.randint(1, 3))
-        ]
+            lanes.append(Lane(f"P{rank}", rank, 10, when_busy, spill_after_s, most, 10**5, 300))
         self.bench = Bench(loop, self._store(), kind, lanes, Watched)
+        assert isinstance(self.bench.limiter, Watched)
         self.limiter, self.capacity = self.bench.limiter, self.bench.capacity
-        assert isinstance(self.limiter, Watched)
         if isinstance(self.capacity, Suspending):
             self.capacity._rng = rng
             self.capacity.on_call = lambda: self._maybe_cancel(0.02)
@@ -745,7 +783,7 @@ class Race:
 
     async def _client(self, ticket: str) -> None:
         rng, loop = self.rng, self.loop
-        await asyncio.sleep(rng.choice([0.0, rng.uniform(0, 3)]))
+        await asyncio.sleep(rng.choice([0.0, 0.5, rng.uniform(0, 3)]))
         lanes = list(self.bench.lanes.rules)
         one = request(
             ticket=ticket,
@@ -759,7 +797,7 @@ class Race:
         names = "".join(rng.sample(self.names, rng.randint(1, len(self.names))))
         what = wants(one, names, self.bench.store)
         exchange = FakeExchange(
-            stays_s=rng.choice([0.0, rng.uniform(0, 2)]),
+            stays_s=rng.choice([0.0, 0.5, 1.0, rng.uniform(0, 2)]),
             hold_s=rng.choice([0.0, 0.0, 0.01, 1.0]),
             leaves_when_held=rng.random() < 0.1,
         )
@@ -769,6 +807,8 @@ class Race:
             end = grant.upstream
         except Rejected as refused:
             end = refused.reason
+            assert not self.limiter.granted[ticket]
+            assert self.limiter.draining or end is not Reason.DRAINING
         except Gone:
             end = "gone"
         finally:
@@ -826,7 +866,6 @@ class Race:
 
     async def _auditor(self) -> None:
         """Whoever could go at every one of many looks in a row has been forgotten."""
-        assert isinstance(self.limiter, Watched)
         while True:
             await asyncio.sleep(self.rng.uniform(0.05, 0.5))
             forgotten = None
@@ -840,7 +879,6 @@ class Race:
 
     async def _check(self, helpers: list[Any]) -> None:
         bench = self.bench
-        assert isinstance(self.limiter, Watched)
         for helper in helpers:
             assert helper is None or isinstance(helper, asyncio.CancelledError), helper
         for task in self.clients.values():

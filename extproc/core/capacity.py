@@ -88,7 +88,7 @@ def _answer_one(store: Store, ask: Ask, closed: set[str], now: float) -> Answer:
             return Answer(option)
         short += lacking
         retry_after = min(retry_after, wait)
-    pass
+    closed.update(short)
     return Answer(None, retry_after, tuple(short))
 
 

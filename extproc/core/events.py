@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from extproc.core.breaker import Outcome, State
 from extproc.core.refusal import Reason
 from extproc.core.request import Request, Usage
+from extproc.core.value import value
 
 __all__ = [
     "Admitted", "AttemptFailed", "BreakerMoved", "Event", "Overshot", "Probed", "Queued", "Refused", "Settled",
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Queued:
     """A request has to wait; predicted_s is the forecast of its wait."""
 
@@ -21,7 +20,7 @@ class Queued:
     predicted_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Admitted:
     """A request goes to order[0], with the rest of `order` behind it for failover."""
 
@@ -30,7 +29,7 @@ class Admitted:
     waited_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refused:
     """A request was refused. tenant and lane are empty when it was refused before they were known."""
 
@@ -42,7 +41,7 @@ class Refused:
     request_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AttemptFailed:
     """One attempt at one upstream failed; error is the provider's type/code where it gave one."""
 
@@ -53,7 +52,7 @@ class AttemptFailed:
     ticket: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Settled:
     """The books on a request are closed. Emitted once per admitted request.
 
@@ -73,7 +72,7 @@ class Settled:
     finish: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Overshot:
     """`amount` of `key` was charged into debt: a failover or a wrong estimate."""
 
@@ -81,7 +80,7 @@ class Overshot:
     amount: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BreakerMoved:
     """An upstream's breaker went from one state to another; cause is a few words with numbers."""
 
@@ -91,7 +90,7 @@ class BreakerMoved:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Probed:
     """A canary call to an upstream ended."""
 

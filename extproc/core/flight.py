@@ -57,6 +57,7 @@ class Flight:
     _reserved: dict[str, tuple[Claim, ...]] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set)
     _failed: set[str] = field(default_factory=set)
+    _served: str = ""
     _at: str = ""
 
     @property
@@ -96,7 +97,7 @@ class Flight:
 
         last: nobody is asked after it.
         """
-        if upstream not in self.order or upstream in self._failed:
+        if upstream not in self.order or upstream in self._failed or upstream == self._served:
             return []
         self._failed.add(upstream)
         changes = self._ask(upstream) + self._give_back(upstream, refund)
@@ -114,6 +115,7 @@ class Flight:
         if self.departed is None or self.settled:
             return []
         self.settled = True
+        self._served = upstream
         actual = _actual(self.request.size, usage, seen_output)
         # Not reserved means that the failure of the one before it is not known yet.
         changes = [] if upstream in self._reserved else self._reserve(upstream)
@@ -121,20 +123,16 @@ class Flight:
         changes += [_settle(claim, actual, upfront=upfront) for claim in self._reserved.pop(upstream)]
         return _net(changes + self._settle_tenant(actual))
 
-    def left(self, upstream: str) -> list[Change]:
-        """The client left while `upstream` was at it, which still pays for the input."""
-        if self.settled or upstream not in self.order or upstream in self._failed:
-            return []
-        changes = [] if upstream in self._reserved else self._reserve(upstream)
-        return _net(changes + self._give_back(upstream, Refund.INPUT_KEPT))
-
-    def unserved(self, *, client_gone: bool) -> list[Change]:
-        """No upstream answered. A client that left after its request was sent still pays for the input."""
+    def unserved(self, left_at: str = "") -> list[Change]:
+        """No upstream answered. left_at: where it was when the client gave up on it, who still pays for the input."""
         if self.departed is None or self.settled:
             return []
         self.settled = True
-        kept = Size(self.request.size.input, 0) if client_gone else Size(0, 0)
-        return _net(self._settle_tenant(kept))
+        if left_at not in self.order:
+            return _net(self._settle_tenant(Size(0, 0)))
+        changes = [] if left_at in self._reserved or left_at in self._failed else self._reserve(left_at)
+        changes += self._give_back(left_at, Refund.INPUT_KEPT)
+        return _net(changes + self._settle_tenant(Size(self.request.size.input, 0)))
 
     def expire(self) -> list[Change]:
         """No record will come any more. Failed attempts get their tokens back; what is unknown keeps the estimate."""

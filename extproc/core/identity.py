@@ -47,12 +47,13 @@ class Directory:
 
     def identify(self, headers: Mapping[str, str], claims: Mapping[str, Any]) -> Caller:
         """The caller. Rejected as unauthenticated when it is unknown and that is not allowed."""
-        digest = _digest(headers)
-        fingerprint = digest[:FINGERPRINT_CHARS]
+        digests = _digests(headers)
+        known = next((digest for digest in digests if digest in self.keys), next(iter(digests), ""))
+        fingerprint = known[:FINGERPRINT_CHARS]
         for source in self.sources:
             kind, _, name = source.partition(":")
             if kind == "api_key":
-                tenant = self.keys.get(digest, "")
+                tenant = self.keys.get(known, "")
             else:
                 tenant = headers.get(name, "") if kind == "header" else str(claims.get(name, ""))
             if tenant in self.tenants:
@@ -83,11 +84,13 @@ def session_of(named: Sequence[str], caller: Caller, now: float, window_s: float
     return Session(f"{caller.tenant.name}/{caller.fingerprint or 'anonymous'}/{int(now // window_s)}", derived=True)
 
 
-def _digest(headers: Mapping[str, str]) -> str:
+def _digests(headers: Mapping[str, str]) -> list[str]:
+    """Of everything that may be a key: a token that proves nothing must not hide the key behind it."""
+    digests = []
     for name in KEY_HEADERS:
         value = headers.get(name)
         if value:
             scheme, _, rest = value.partition(" ")
             key = rest.strip() if scheme.lower() == "bearer" and rest else value
-            return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-    return ""
+            digests.append(hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest())
+    return digests

@@ -7,8 +7,10 @@ admission knows; `Usage` is what the upstream reported afterwards. All frozen: a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
+
+from extproc.core.value import value
 
 __all__ = ["Call", "Dialect", "Endpoint", "Prompt", "Request", "Session", "Size", "Usage"]
 
@@ -43,7 +45,7 @@ class Endpoint(StrEnum):
         return self in (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Prompt:
     """The parts of a prompt that cost tokens.
 
@@ -59,7 +61,7 @@ class Prompt:
     token_ids: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Session:
     """The agent session or task a request belongs to. `derived` when nothing in the request named it."""
 
@@ -67,7 +69,7 @@ class Session:
     derived: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Call:
     """What the client asked for, as its dialect says it.
 
@@ -88,7 +90,7 @@ class Call:
     sessions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Size:
     """Price of a request in tokens before it ran: estimated prompt, and the output reserved for it."""
 
@@ -101,7 +103,7 @@ class Size:
         return self.input + self.output
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Usage:
     """Tokens an upstream reported, normalised across dialects. None is unknown, which is not zero.
 
@@ -116,7 +118,7 @@ class Usage:
     reasoning: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Request:
     """What admission knows of one request.
 

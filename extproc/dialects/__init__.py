@@ -7,7 +7,7 @@ from extproc.dialects.document import Document, Rewrite, Span, rewrite
 from extproc.dialects.errors import ErrorClass, classify
 from extproc.dialects.headers import header_sessions, language, retry_count, timeouts
 from extproc.dialects.models import models_answer
-from extproc.dialects.paths import endpoint_of
+from extproc.dialects.paths import endpoint_of, without_keys
 from extproc.dialects.rates import Reported, reported, retry_after_s
 from extproc.dialects.reading import hides_usage, read, without_prompt
 from extproc.dialects.refusal import message_of, refuse
@@ -35,5 +35,6 @@ __all__ = [
     "rewrite",
     "timeouts",
     "usage_of",
+    "without_keys",
     "without_prompt",
 ]

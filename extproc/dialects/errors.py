@@ -147,6 +147,9 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(0, "insufficient_quota", "*", _TERMINAL),
         Row(0, "*", "insufficient_quota", _TERMINAL),
         Row(402, "*", "*", _TERMINAL),
+        Row(400, "*", "credit_balance_too_low", _TERMINAL),  # these three are what our filter read in a message
+        Row(400, "*", "spend_limit_reached", _TERMINAL),
+        Row(400, "*", "API_KEY_INVALID", _CREDENTIAL),
         Row(429, "*", "*", _PACE),
         Row(401, "*", "*", _CREDENTIAL),
         Row(403, "*", "*", _CREDENTIAL),

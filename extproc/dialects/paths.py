@@ -8,10 +8,11 @@ an endpoint by spelling it differently.
 from __future__ import annotations
 
 import re
+from urllib.parse import unquote_plus
 
 from extproc.core.request import Endpoint
 
-__all__ = ["endpoint_of"]
+__all__ = ["endpoint_of", "without_keys"]
 
 _EXACT = {
     ("POST", "/v1/chat/completions"): Endpoint.CHAT,
@@ -35,6 +36,7 @@ _OTHER = re.compile(
     r"fine_tuning|fine-tunes|images|models|moderations|pooling|realtime|rerank|score|skills|threads|uploads|"
     rf"vector_stores|videos)(?:{_SEGMENT})*\Z"
 )
+_KEYS = frozenset({"key", "api_key", "api-key", "apikey", "access_token", "token", "subscription-key"})
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 
 
@@ -49,3 +51,12 @@ def endpoint_of(method: str, path: str) -> Endpoint | None:
     if method == "GET" and _MODEL.match(path):
         return Endpoint.MODELS
     return Endpoint.OTHER if _OTHER.match(path) else None
+
+
+def without_keys(path: str) -> str:
+    """Take out of a query what callers prove themselves with; the rest stays as it was written."""
+    bare, mark, query = path.partition("?")
+    if not mark:
+        return path
+    kept = [pair for pair in query.split("&") if unquote_plus(pair.partition("=")[0]).strip().lower() not in _KEYS]
+    return bare + mark + "&".join(kept) if kept else bare

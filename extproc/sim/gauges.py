@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-__all__ = ["Bucket", "Gauges", "Target", "buckets", "held"]
+__all__ = ["Bucket", "Gauges", "Target", "buckets", "filling", "held"]
 
 POLL_S = 0.1
 
@@ -63,12 +63,12 @@ class Gauges:
             await self._call("DELETE", f"{url}/admin/record")
 
     async def settle(self, within_s: float) -> tuple[dict[str, Any] | None, float]:
-        """Wait until nothing is held any more; the last state, and how long it took."""
+        """Wait until nothing is held and every bucket is full again; the last state, and how long it took."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
             state = await self.state()
-            if state is None or not held(state) or loop.time() - began > within_s:
+            if state is None or not (held(state) or filling(state)) or loop.time() - began > within_s:
                 return state, loop.time() - began
             await asyncio.sleep(POLL_S)
 
@@ -85,17 +85,22 @@ class Gauges:
 
 
 def held(state: Mapping[str, Any]) -> list[str]:
-    """What is still held in a state, a few words each; empty when every slot and token is back."""
+    """What is still held in a state, a few words each; empty when every request has let go of everything."""
     words = [
         f"{name} {backlog['requests']} waiting" for name, backlog in state["waiting"].items() if backlog["requests"]
     ]
     words += [f"{name} {state[name]}" for name in ("flying", "unsettled") if state[name]]
-    for key, counter in state["counters"].items():
-        if counter.get("used"):
-            words.append(f"{key} {counter['used']:g} used")
-        elif counter.get("level", 0) < counter.get("capacity", 0) - 1:
-            words.append(f"{key} {counter['level']:,.0f} of {counter['capacity']:,.0f}")
+    words += [f"{key} {counter['used']:g} used" for key, counter in state["counters"].items() if counter.get("used")]
     return words
+
+
+def filling(state: Mapping[str, Any]) -> list[str]:
+    """Buckets that are not full, a few words each. Levels are rounded, so a token is not worth a word."""
+    return [
+        f"{key} {counter['level']:,.0f} of {counter['capacity']:,.0f}"
+        for key, counter in state["counters"].items()
+        if counter.get("level", 0) < counter.get("capacity", 0) - 1
+    ]
 
 
 def buckets(state: Mapping[str, Any]) -> dict[str, Bucket]:

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import aiohttp
@@ -44,6 +44,8 @@ REACH_S = 5.0
 PROGRESS_S = 5.0
 POLL_S = 0.05
 PLAIN_WIDTH = 150
+ENDS_EARLY = 0.9
+MIN_SPAN_S = 0.1
 SETTLE_S = 30.0
 SETTLE_INTERRUPTED_S = 3.0
 
@@ -82,24 +84,29 @@ def replay(options: Options, say: Callable[[str], None] = lambda line: print(lin
     ReplayError when there is nothing to send or nobody to send to; TraceError, SettingsError, StackError as they are.
     """
     requests = _requests(options)
-    offered = offered_tokens_per_s(requests, options.seconds)
     assumed = list(_assumed(options, requests))
+    options = replace(options, seconds=_span_s(options, requests))
+    offered = offered_tokens_per_s(requests, options.seconds)
     if options.stage is None:
         return uvloop.run(_Run(options, options.target, requests, assumed, say).all())
     named = {request.tenant for request in requests if request.tenant}
     settings = scene.settings_of(options.stage, offered, options.model, sorted(named), free_ports(scene.PORTS))
+    if unknown := {request.lane for request in requests} - settings.lanes.keys():
+        raise ReplayError(f"lane {min(unknown)!r}: a private stack has {', '.join(settings.lanes)}")
     assumed += scene.told(options.stage, settings, offered)
     with _folder(options.workdir) as folder, _stops_on_sigterm(), Stack(settings, folder):
         return uvloop.run(_Run(options, target_of(settings), requests, assumed, say).all())
 
 
 def run(options: Options, json_file: Path | None = None) -> int:
-    """Replay and print the report; all figures go to `json_file` too. The exit code: 2 when nothing could be sent."""
+    """Replay and print the report; all figures go to `json_file` too. The exit code: not 0 when nothing was sent."""
     try:
         report = replay(options)
     except (ReplayError, trace.TraceError) as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
+    except KeyboardInterrupt:  # before anything was sent
+        return 130
     console = Console()
     shown(report, console if console.is_terminal else Console(width=PLAIN_WIDTH))
     if json_file is not None:
@@ -131,14 +138,19 @@ def _requests(options: Options) -> list[Planned]:
     return requests
 
 
+def _span_s(options: Options, requests: list[Planned]) -> float:
+    """How long there is something to send: less than asked for where the trace ends early."""
+    last = requests[-1].at_s
+    return options.seconds if last > ENDS_EARLY * options.seconds else max(MIN_SPAN_S, last)
+
+
 def _assumed(options: Options, requests: list[Planned]) -> Iterator[str]:
     yield (
         f"{options.trace.name} at {options.speed:g}x: {len(requests):,} requests in {options.seconds:g} s of wall "
         f"time, prompts and max_tokens as long as in the trace, model {options.model}"
     )
-    last = requests[-1].at_s
-    if last < 0.9 * options.seconds:
-        yield f"the trace ends after {last:.0f} s of it"
+    if (span := _span_s(options, requests)) < options.seconds:
+        yield f"the trace ends after {span:.1f} s of it"
     tenants = f"tenants {options.tenants}" if options.tenants else "no tenants"
     drawn = f"lanes {options.lanes}; {tenants}; {options.json_share:.0%} do not stream"
     yield f"not in the trace, drawn with seed {options.seed}: {drawn}"

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from extproc.sim.figures import Figures, Quantiles, Result, figures, quantiles
-from extproc.sim.gauges import buckets, held
+from extproc.sim.gauges import buckets, filling, held
 from extproc.sim.plan import Planned
 
 __all__ = ["Provider", "Report", "Sides", "made", "shown"]
@@ -60,9 +60,10 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All figures of a replay. held: what was not given back, None when nobody could be asked.
+    """All figures of a replay.
 
-    overshot: tokens charged into debt, by bucket. seconds: of sending; lasted_s: until the last answer.
+    held: what was not given back, None when nobody could be asked; filling: buckets that are not full yet. overshot:
+    tokens charged into debt, by bucket. seconds: of sending; lasted_s: until the last answer.
     """
 
     assumed: Sequence[str]
@@ -74,6 +75,7 @@ class Report:
     all: Figures
     providers: Mapping[str, Provider]
     held: Sequence[str] | None
+    filling: Sequence[str]
     settled_s: float
     overshot: Mapping[str, int]
     failed_attempts: Mapping[str, int]
@@ -114,6 +116,7 @@ def made(
         all=figures(len(requests), results),
         providers=_providers(sides, seconds),
         held=None if sides.after is None else held(sides.after),
+        filling=[] if sides.after is None else filling(sides.after),
         settled_s=sides.settled_s,
         overshot=_grown(sides, "overshot"),
         failed_attempts=_grown(sides, "failed_attempts"),
@@ -239,8 +242,9 @@ def _invariants(report: Report) -> Iterator[str]:
     if report.held is None:
         yield "given back: not known, the service's state page does not answer"
     else:
-        what = f"NO, still held: {', '.join(report.held)}" if report.held else "every slot and every token"
-        yield f"given back: {what}, {after}"
+        what = f"NO, still held: {', '.join(report.held)}" if report.held else "every slot"
+        full = f"not full yet: {', '.join(report.filling)}" if report.filling else "every bucket full again"
+        yield f"given back: {what}; {full}, {after}"
         debt, attempts = _listed(report.overshot, ", "), _listed(report.failed_attempts, ", ")
         yield f"charged into debt: {debt or 'nothing'}; failed attempts: {attempts or 'none'}"
     if report.providers:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import ceil
 
 from google.protobuf.json_format import MessageToDict
-from google.protobuf.struct_pb2 import Struct, Value
+from google.protobuf.struct_pb2 import Struct
 
 from extproc.ports import Departure, Head, Record, RecordKind
 from extproc.wire.pb.access_log_pb2 import AccessLogType, HttpAccessLogEntry, HttpResponseProperties
@@ -44,15 +44,15 @@ _ATTEMPT = AccessLogType.UpstreamEnd
 
 
 def head(message: ProcessingRequest) -> Head:
-    """The request headers. Values that are not UTF-8 keep their bytes as surrogate escapes."""
-    headers: dict[str, str] = {}
-    for header in message.request_headers.headers.headers:
-        headers[header.key.lower()] = header.raw_value.decode("utf-8", "surrogateescape") or header.value
+    """The request headers, named in lower case by Envoy. Values that are not UTF-8 keep their bytes as surrogates."""
+    asked = message.request_headers
+    headers = {h.key: h.raw_value.decode("utf-8", "surrogateescape") or h.value for h in asked.headers.headers}
     claims = {}
-    jwt = message.metadata_context.filter_metadata
-    if JWT in jwt:
-        claims = MessageToDict(jwt[JWT]).get(JWT_KEY, {})
-    return Head(headers, message.request_headers.end_of_stream, claims if isinstance(claims, dict) else {})
+    if message.HasField("metadata_context"):
+        verified = message.metadata_context.filter_metadata
+        if JWT in verified:
+            claims = MessageToDict(verified[JWT]).get(JWT_KEY, {})
+    return Head(headers, asked.end_of_stream, claims if isinstance(claims, dict) else {})
 
 
 def patience(seconds: float) -> bytes:
@@ -99,8 +99,7 @@ def record(entry: HttpAccessLogEntry) -> Record | None:
     """What one access log entry says, None when it is about a request that was never let go."""
     common = entry.common_properties
     metadata = common.metadata.filter_metadata
-    route = _words(metadata[ROUTE]) if ROUTE in metadata else {}
-    ticket = str(route.get("ticket", "")) or common.custom_tags.get("ticket", "").strip("-")
+    ticket = common.custom_tags.get("ticket", "").strip("-")
     response = entry.response
     kind = {_PERIODIC: RecordKind.RUNNING, _ATTEMPT: RecordKind.ATTEMPT}.get(common.access_log_type, RecordKind.FINAL)
     if not ticket and kind is not RecordKind.ATTEMPT:
@@ -120,24 +119,16 @@ def record(entry: HttpAccessLogEntry) -> Record | None:
         error=response.response_headers.get("x-tg-err", ""),
         headers=_told(metadata[LIMITS]) | dict(response.response_headers),
         tail=_words(metadata[TAIL]) if TAIL in metadata else {},
-        facts=route,
     )
 
 
 def _write_route(route: Struct, going: Departure) -> None:
+    route.CopyFrom(_frame(going.order, going.dialect, going.fail_retry_s, going.stream, going.hide_usage))
     fields = route.fields
     fields["ticket"].string_value = going.ticket
-    fields["priority_groups"].CopyFrom(_groups(going.order))
-    fields["attempts"].number_value = len(going.order)
     fields["path"].string_value = going.path
-    fields["dialect"].string_value = going.dialect
     fields["queue_ms"].string_value = str(going.queue_ms)
     fields["fail_body"].string_value = going.fail_body
-    fields["fail_retry"].string_value = str(going.fail_retry_s)
-    if going.stream:
-        fields["stream"].bool_value = True
-    if going.hide_usage:
-        fields["hide_usage"].bool_value = True
     if going.deadline_ms is not None:
         fields["deadline_ms"].number_value = going.deadline_ms
     if going.heads:
@@ -152,12 +143,19 @@ def _write_route(route: Struct, going: Departure) -> None:
             fields[name].number_value = word
 
 
-@lru_cache(maxsize=1024)
-def _groups(order: tuple[str, ...]) -> Value:
-    value = Value()
+@lru_cache(maxsize=4096)
+def _frame(order: tuple[str, ...], dialect: str, retry_s: int, stream: bool, hide_usage: bool) -> Struct:  # noqa: FBT001
+    """What many departures have in common; copied, never changed."""
+    frame = Struct()
+    groups = frame.fields["priority_groups"].list_value.values
     for name in order:
-        value.list_value.values.add().struct_value.fields["name"].string_value = name
-    return value
+        groups.add().struct_value.fields["name"].string_value = name
+    frame.fields["dialect"].string_value = dialect
+    frame.fields["fail_retry"].string_value = str(retry_s)
+    for name, flag in (("stream", stream), ("hide_usage", hide_usage)):
+        if flag:
+            frame.fields[name].bool_value = True
+    return frame
 
 
 def _set(headers: Iterable[HeaderValueOption], name: str, value: str) -> None:

@@ -72,6 +72,10 @@ def departed(*order: str, upfront: str = "") -> Book:
     return book
 
 
+def _keys(changes: list[Change]) -> set[str]:
+    return {change.key for change in changes}
+
+
 def test_never_departed_gives_the_tenant_everything_back_once() -> None:
     """A refused request costs its tenant nothing; nothing that comes later changes that."""
     book = Book()
@@ -167,6 +171,20 @@ def test_failover_moves_slot_and_reservation_down_the_order() -> None:
     assert book.at("t") == {"total": 100, "requests": 1}
 
 
+def test_the_last_attempt_moves_nothing_on() -> None:
+    """When its answer went to the caller nobody is asked after it."""
+    book = departed("a", "b")
+    book.apply(book.flight.attempt_failed("a", Refund.ALL, last=True))
+    assert (book.at("a"), book.at("b")) == ({"requests": 1}, {})
+
+
+def test_who_served_did_not_fail() -> None:
+    """A record that says so afterwards changes nothing."""
+    book = departed("a")
+    book.apply(book.flight.served("a", None))
+    assert not book.apply(book.flight.attempt_failed("a", Refund.UNSENT))
+
+
 def test_a_failure_told_out_of_order_is_passed_over_later() -> None:
     """When B's failure is known before A's, A's moves slot and tokens to C, not to B."""
     book = departed("a", "b", "c")
@@ -208,25 +226,23 @@ def test_records_of_upstreams_it_never_went_to_change_nothing(name: str, landed:
     if landed:
         book.apply(book.flight.land(1002.0))
     assert not book.apply(book.flight.attempt_failed(name, Refund.ALL))
-    assert not book.apply(book.flight.left(name))
+    assert not any(key.startswith("upstream") for key in _keys(book.flight.unserved(name)))
 
 
 def test_a_client_that_left_pays_for_the_input() -> None:
     """At the upstream that was at it, and of its own quota."""
     book = departed("b", "a")
-    book.apply(book.flight.left("b"))
-    book.apply(book.flight.unserved(client_gone=True))
+    book.apply(book.flight.unserved("b"))
     book.apply(book.flight.land(1002.0))
     assert book.at("b") == {"input": 60, "requests": 1}
     assert book.at("t") == {"total": 60, "requests": 1}
-    assert not book.apply(book.flight.unserved(client_gone=False))
+    assert not book.apply(book.flight.unserved())
 
 
 def test_a_client_that_left_during_a_failover_not_yet_told() -> None:
     """B keeps the input though nothing was reserved there yet; A, whose record is overdue, gets all back."""
     book = departed("a", "b")
-    book.apply(book.flight.left("b"))
-    book.apply(book.flight.unserved(client_gone=True))
+    book.apply(book.flight.unserved("b"))
     book.apply(book.flight.land(1002.0))
     book.apply(book.flight.expire())
     assert book.at("b") == {"input": 60, "requests": 1}
@@ -237,16 +253,14 @@ def test_leaving_an_upstream_that_had_failed_before_costs_nothing_more() -> None
     """Its failure has settled it already."""
     book = departed("b", "a")
     book.apply(book.flight.attempt_failed("b", Refund.INPUT_KEPT))
-    before = book.at("b")
-    assert not book.apply(book.flight.left("b"))
-    assert book.at("b") == before
+    assert _keys(book.flight.unserved("b")) == {"tenant/t/total"}
 
 
 def test_served_by_nobody_costs_the_tenant_nothing_but_a_request() -> None:
     """Every attempt failed: all of its tokens come back."""
     book = departed("a")
     book.apply(book.flight.attempt_failed("a", Refund.ALL))
-    book.apply(book.flight.unserved(client_gone=False))
+    book.apply(book.flight.unserved())
     book.apply(book.flight.land(1002.0))
     assert book.at("t") == {"requests": 1}
     assert not book.flight.open_books
@@ -280,8 +294,7 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("attempt_failed"), names, refunds),
         st.tuples(st.just("served"), names, usages, st.one_of(st.none(), st.integers(0, 150))),
-        st.tuples(st.just("left"), names),
-        st.tuples(st.just("unserved"), st.booleans()),
+        st.tuples(st.just("unserved"), names),
         st.tuples(st.just("land")),
         st.tuples(st.just("expire")),
         st.tuples(st.just("cancel")),
@@ -319,8 +332,6 @@ def test_any_history_ends_with_closed_books(
 def _do(flight: Flight, step: str, arguments: list) -> list[Change]:
     if step == "land":
         return flight.land(1002.0)
-    if step == "unserved":
-        return flight.unserved(client_gone=arguments[0])
     return getattr(flight, step)(*arguments)
 
 
@@ -334,7 +345,7 @@ def _check_end(book: Book, done: list[tuple]) -> None:
     actual = _actual(served[2], served[3]) if served[0] == "served" else None
     for name in PRICES:
         _check_upstream(book, name, actual if served[:2] == ("served", name) else None)
-    kept = {"expire": ESTIMATE.total, "unserved": ESTIMATE.input if served[1:] == (True,) else 0}
+    kept = {"expire": ESTIMATE.total, "unserved": ESTIMATE.input if served[-1] in book.order else 0}
     assert book.at("t").get("total", 0) == (kept[served[0]] if actual is None else actual.total)
     assert book.at("t")["requests"] == 1
 

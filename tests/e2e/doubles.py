@@ -36,6 +36,7 @@ def running(folder: Path, *, full: bool = True, settled: bool = True, **override
         yield stack
         if settled:
             books_balance(stack)
+    assert "Traceback" not in (folder / "service.log").read_text("utf-8", "replace")
 
 
 def until(holds: Callable[[], Any], within_s: float = 8.0, every_s: float = 0.005) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import socket
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,7 @@ import pytest
 from extproc.stack import Stack
 from tests.e2e.conftest import books_balance, chat
 from tests.e2e.doubles import (
+    ANSWER,
     CHAT,
     MESSAGES,
     Reply,
@@ -50,11 +54,12 @@ class Gate:
 
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
-    """`gpt-5` goes to the first double and then to the second, `plain` to the first under its own name, others to a fake."""
+    """`gpt-5` goes to the first double and then to the second, `plain` to the first as it is, others to a fake."""
     folder = tmp_path_factory.mktemp("hostile")
     for name in ("first", "second"):
         (folder / name).write_text(f"sk-own-{name}", "utf-8")
     patient = {"failures": 1000, "paced": 1000}
+    fast = {"first_token_s": 0, "output_tokens_per_s": 1e6}
 
     def double(name: str, upstream: Upstream, models: dict[str, str]) -> dict[str, Any]:
         url = f"http://127.0.0.1:{upstream.port}"
@@ -67,7 +72,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
             "first": double("first", first, {"gpt-5": "own-1", "模型": '内"部\\'}),
             "second": double("second", second, {"gpt-5": "a-name-that-is-much-longer"}),
             "fake": {"concurrency": 100, "breaker": patient},
-            "meter": {"limits": [{"tpm": 60_000}]},
+            "meter": {"limits": [{"tpm": 200_000}], "fake": fast},
         },
         routes=[
             {"models": ["gpt-5"], "chain": ["first", "second"], "acknowledge_unowned": True},
@@ -128,6 +133,7 @@ def test_a_body_over_the_limit_is_too_large_in_the_callers_dialect(gate: Gate, p
         refused(answer, 413, "too_large")
         assert answer.headers["x-should-retry"] == "false"
         assert ("type" in answer.json()) == (path == MESSAGES)
+    assert "。" in post(gate, body, path, **{"accept-language": "zh"}).json()["error"]["message"]
     assert gate.seen() == seen
 
 
@@ -194,7 +200,7 @@ def test_a_body_that_cannot_be_priced_is_refused(gate: Gate, what: str, path: st
 
 
 def test_lone_surrogates_in_a_prompt_pass_as_they_are(gate: Gate) -> None:
-    """`\\ud800` in JSON is the provider's to judge: the bytes go through unchanged, rewritten model or not."""
+    """Escapes that mean nothing are the provider's to judge: the bytes go through unchanged, rewritten model or not."""
     text = b'"messages": [{"role": "user", "content": "a \\ud800 b \\uDFFF"}], "n": 1'
     served(post(gate, b'{"model": "plain", ' + text + b"}"))
     assert gate.first.last().body == b'{"model": "plain", ' + text + b"}"
@@ -237,9 +243,10 @@ def test_the_same_key_deeper_down_means_nothing(gate: Gate, key: str) -> None:
 
 
 NUMBERS = [
-    ("max_tokens", 0, 200), ("max_tokens", 100_000_000, 200), ("max_tokens", None, 200), ("n", 1, 200), ("n", None, 200),
-    ("max_tokens", -1, 400), ("max_tokens", 1.5, 400), ("max_tokens", "16", 400), ("max_tokens", True, 400),
-    ("max_tokens", 10**9, 400), ("max_tokens", 10**30, 400), ("max_completion_tokens", -5, 400), ("max_tokens", [], 400),
+    ("max_tokens", 0, 200), ("max_tokens", 100_000_000, 200), ("max_tokens", None, 200), ("n", 1, 200),
+    ("n", None, 200), ("max_tokens", -1, 400), ("max_tokens", 1.5, 400), ("max_tokens", "16", 400),
+    ("max_tokens", True, 400), ("max_tokens", 10**9, 400), ("max_tokens", 10**30, 400), ("max_tokens", [], 400),
+    ("max_completion_tokens", -5, 400),
     ("n", 0, 400), ("n", -1, 400), ("n", 10_001, 400), ("n", 2.0, 400), ("n", "2", 400), ("best_of", 10**12, 400),
 ]  # fmt: skip
 
@@ -263,13 +270,15 @@ def test_a_huge_number_of_digits_or_exponent_is_not_computed(gate: Gate) -> None
     refused(answer, 400, "bad_request")
 
 
-NAMES = ["it's \"quoted\"", "back\\slash", "../../etc/passwd", "%DYNAMIC_METADATA(llm.route:ticket)%", "模型-五", "🦊", "*",
-         "gpt-[5]?", "a/b:c@d", "x" * 256, "</script>", "${jndi:x}", "%s%n", "{0}"]  # fmt: skip
+NAMES = [
+    "it's \"quoted\"", "back\\slash", "../../etc/passwd", "%DYNAMIC_METADATA(llm.route:ticket)%", "模型-五", "🦊", "*",
+    "gpt-[5]?", "a/b:c@d", "x" * 256, "</script>", "${jndi:x}", "%s%n", "{0}", "{request-id}",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_printable_model_name_survives(gate: Gate, name: str) -> None:
-    """A model's name is data: it reaches the upstream as it is, and an exhausted chain is still worded in clean JSON."""
+    """A model's name is data: it reaches the upstream as it is, and an exhausted chain is worded in clean JSON."""
     answer = post(gate, json.dumps(chat(model=name)).encode(), **{"x-fake-fault": "503"})
     refused(answer, 503, "upstream_failed")
     served(post(gate, json.dumps(chat(model=name)).encode()))
@@ -282,14 +291,32 @@ def test_model_names_outside_ascii_are_rewritten_too(gate: Gate) -> None:
     assert gate.first.last().json()["model"] == '内"部\\'
 
 
-def test_images_alone_are_not_free(gate: Gate) -> None:
-    """A prompt without a word of text is charged for its images."""
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
-    body = chat(model="meter", messages=[{"role": "user", "content": [image] * 4}])
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+
+
+@pytest.mark.parametrize(
+    ("body", "least"),
+    [
+        ({"messages": [{"role": "user", "content": [IMAGE] * 4}]}, 4 * 85),
+        ({"max_tokens": 1, "max_completion_tokens": 3000}, 3000),
+        ({"max_tokens": 3000, "max_completion_tokens": 1}, 3000),
+        ({"max_tokens": 500, "n": 6}, 3000),
+        (
+            {"max_tokens": 1, "tools": [{"type": "function", "function": {"name": "f", "description": "say " * 900}}]},
+            900,
+        ),
+        ({"max_tokens": 1, "messages": [{"role": "user", "content": ""}] * 200}, 600),
+    ],
+    ids=["images", "new-cap", "old-cap", "choices", "tools", "empty-messages"],
+)
+def test_nothing_that_costs_is_free(gate: Gate, body: dict[str, Any], least: int) -> None:
+    """Images, either cap, every choice, tools and the frames of messages are taken from the bucket before it goes."""
     key = "upstream/meter/*/total"
     full = until(lambda: (level := gate.stack.state()["counters"][key])["level"] >= level["capacity"] and level)
-    served(post(gate, json.dumps(body).encode()))
-    assert gate.stack.state()["counters"][key]["level"] < full["capacity"] - 300
+    began = time.monotonic()
+    served(post(gate, json.dumps(chat(**{"model": "meter", **body})).encode()))
+    refilled = (time.monotonic() - began) * full["per_second"]
+    assert gate.stack.state()["counters"][key]["level"] <= full["capacity"] - least + refilled + 100
 
 
 async def test_two_megabytes_of_one_letter_do_not_stop_the_others(
@@ -304,31 +331,77 @@ async def test_two_megabytes_of_one_letter_do_not_stop_the_others(
         "0": "0" * 2 * MB,
     }
     bodies = [json.dumps(chat(text, model="plain"), ensure_ascii=False).encode() for text in texts.values()]
-    url, console = gate.stack.url, f"http://{gate.stack.settings.service.console}/healthz"
     worst = []
-    async with httpx.AsyncClient(timeout=30) as http:
+    async with httpx.AsyncClient(timeout=30, base_url=gate.stack.url) as http:
         for _ in range(3):
-            asks = [asyncio.create_task(http.post(url + CHAT, content=body)) for body in bodies]
-            stop = threading.Event()
-            watch = asyncio.create_task(asyncio.to_thread(_slowest, console, stop))
-            answers = await asyncio.gather(*asks)
-            stop.set()
-            worst.append(await watch)
-            assert [answer.status_code for answer in answers] == [200] * len(bodies)
+            with watching(gate.stack) as slowest:
+                for body in bodies:
+                    served(await http.post(CHAT, content=body))
+            worst += slowest
+        with watching(gate.stack) as crowded:
+            answers = await asyncio.gather(*(http.post(CHAT, content=body) for body in bodies * 4))
+        assert [answer.status_code for answer in answers] == [200] * len(bodies) * 4
     with capsys.disabled():
-        print(f"\n  beside 2 MB of one letter: event loop answers in {[f'{1000 * s:.0f}' for s in worst]} ms at worst")  # noqa: T201
+        alone = ", ".join(f"{1000 * seconds:.0f}" for seconds in worst)
+        print(f"\n  2 MB of one letter: event loop answers in {alone} ms at worst; ", end="")  # noqa: T201
+        print(f"beside 20 of them at once in {1000 * crowded[0]:.0f} ms")  # noqa: T201
     assert min(worst) < 0.1
 
 
-def _slowest(url: str, stop: threading.Event) -> float:
-    slowest = 0.0
-    with httpx.Client() as http:
-        while not stop.is_set():
-            began = time.monotonic()
-            http.get(url)
-            slowest = max(slowest, time.monotonic() - began)
-            stop.wait(0.002)
-    return slowest
+def _bomb(unit: bytes) -> bytes:
+    """7.9 MB of JSON in which everything is a value."""
+    start = b'{"model": "plain", "messages": [{"role": "user", "content": "x"}], "metadata": ['
+    return start + (unit + b",") * (79 * MB // 10 // (len(unit) + 1)) + unit + b"]}"
+
+
+BOMBS = [_bomb(unit) for unit in (b"1", b"[]", b"{}", b'{"a":1}', b"1e9", b'"a"', b'{"type":"x","b":[1,{}]}')]
+
+
+def test_millions_of_tiny_values_do_not_stop_the_others(gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
+    """A body that is all structure is refused before it is parsed, and ten at once do not seem like an outage."""
+    worst: list[float] = []
+    for body in BOMBS:
+        for _ in range(2):
+            with watching(gate.stack) as slowest:
+                answer = post(gate, body)
+            refused(answer, 400, "bad_request")
+            assert "too many values" in answer.json()["error"]["message"]
+            worst += slowest
+    with ThreadPoolExecutor(10) as pool:
+        asks = [pool.submit(post, gate, BOMBS[i % len(BOMBS)]) for i in range(10)]
+        others = [post(gate, json.dumps(chat()).encode()) for _ in range(10)]
+        assert {ask.result().status_code for ask in asks} == {400}
+    assert {answer.status_code for answer in others} == {200}
+    with capsys.disabled():
+        print(f"\n  8 MB of tiny values: event loop answers in {1000 * max(worst):.0f} ms at worst")  # noqa: T201
+    assert max(min(pair) for pair in zip(worst[::2], worst[1::2], strict=True)) < 0.1
+
+
+WATCH = """
+import http.client, select, sys, time
+connection, took = http.client.HTTPConnection(sys.argv[1]), []
+while not select.select([sys.stdin], [], [], 0.002)[0]:
+    began = time.monotonic()
+    connection.request("GET", "/healthz")
+    connection.getresponse().read()
+    took.append(time.monotonic() - began)
+    if len(took) == 1:
+        print("watching", flush=True)
+assert len(took) > 1
+print(max(took))
+"""
+
+
+@contextlib.contextmanager
+def watching(stack: Stack) -> Iterator[list[float]]:
+    """The slowest answer in seconds of the service's own event loop meanwhile, seen from a process of its own."""
+    slowest: list[float] = []
+    command = [sys.executable, "-c", WATCH, stack.settings.service.console]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout
+        assert watch.stdout.readline() == "watching\n"
+        yield slowest
+        slowest.append(float(watch.communicate("\n")[0]))
 
 
 # Paths and methods.
@@ -347,14 +420,16 @@ def test_a_priced_path_takes_only_posts(gate: Gate, method: str, path: str) -> N
 
 SAME = [
     "//v1/chat/completions", "/v1//chat/completions", "/v1/./chat/completions", "/v1/x/../chat/completions",
-    "/v1/%2e/chat/completions", "/v1/x/%2e%2e/chat/completions", "/v1/files/../chat/completions", "/%761/chat/completions",
+    "/v1/%2e/chat/completions", "/v1/x/%2e%2e/chat/completions", "/v1/files/../chat/completions",
+    "/%761/chat/completions",
     "/v1/chat/completions?", "/v1/chat/completions?api-version=1&x=%2F..%2Fy", "http://elsewhere/v1/chat/completions",
     "/v1/chat/completions?/../../v1/files", "/v1/%63hat/completions", "\\v1\\chat\\completions",
 ]  # fmt: skip
 OTHERS = [
     "/v1/chat/completions/", "/v1/chat%2fcompletions", "/v1/chat%2Fcompletions", "/v1/chat%5ccompletions",
     "/v1/chat/completions%00", "/v1/chat/completions%20", "/v1/chat/completions;x=1", "/V1/CHAT/COMPLETIONS",
-    "/v1/chat/completions%3fx", "/v1/chat/completions%23", "/v1/chat/completions/..", "/v2/chat/completions", "/", "/v1",
+    "/v1/chat/completions%3fx", "/v1/chat/completions%23", "/v1/chat/completions/..", "/v2/chat/completions", "/",
+    "/v1",
     "/v1/chat/completions/%2e%2e/completions", "/v1/chat/completions#x", "/v1/chat/completionsx", "/admin/record",
     "/v1/images/../../admin/record", "/v1/files/..%2fchat/completions", "/health", "/metrics",
 ]  # fmt: skip
@@ -413,8 +488,24 @@ def test_http2_clients_are_served_like_others(gate: Gate) -> None:
         assert answer.http_version == "HTTP/2"
         assert "[DONE]" in http.post(CHAT, json=chat(model="x", stream=True)).text
         refused(http.post(CHAT, json=chat(n=0)), 400, "bad_request")
-        refused(http.post(CHAT, content=b"x" * 9 * MB), 413, "too_large")
         served(http.post(CHAT, json=chat()))
+
+
+@pytest.mark.parametrize("size", [7 * MB, 8 * MB + MB // 4, 9 * MB, 12 * MB])
+def test_http2_bodies_are_bounded_like_others(gate: Gate, size: int) -> None:
+    """Below 8 MiB a body passes; above it is too large, however wide the client's window, and never unavailability."""
+    seen = gate.seen()
+    with httpx.Client(http1=False, http2=True, base_url=gate.stack.url, timeout=20) as http:
+        try:
+            answer = http.post(CHAT, json=chat("word " * (size // 5), model="plain"))
+        except httpx.LocalProtocolError:
+            answer = None  # refused while it was still sending, which this client does not read
+    if size < 8 * MB:
+        served(answer)
+        assert gate.seen() == seen + 1
+    else:
+        assert answer is None or refused(answer, 413, "too_large") is None
+        assert gate.seen() == seen
 
 
 def test_chunked_uploads_are_read_whole(gate: Gate) -> None:
@@ -422,7 +513,9 @@ def test_chunked_uploads_are_read_whole(gate: Gate) -> None:
     body = json.dumps(chat("chunked 块" * 1000), ensure_ascii=False).encode()
     for size in (7, 1000, len(body)):
         served(httpx.post(gate.stack.url + CHAT, content=(body[i : i + size] for i in range(0, len(body), size))))
-        assert gate.first.last().json() == {**json.loads(body), "model": "own-1"}
+        got = gate.first.last()
+        assert got.json() == {**json.loads(body), "model": "own-1"}
+        assert (got.get("content-length") is None) != (got.get("transfer-encoding") is None)
 
 
 def test_a_slow_upload_holds_nothing_but_its_connection(gate: Gate) -> None:
@@ -464,15 +557,30 @@ def test_a_half_closed_client_leaks_nothing(gate: Gate) -> None:
 
 
 def test_pipelined_requests_are_answered_in_order(gate: Gate) -> None:
-    """Three requests in one packet, a bad one among them: three answers, each to its own."""
-    requests = [written(body=json.dumps(body).encode()) for body in (chat(model="plain"), chat(n=0), chat())]
+    """Three requests in one packet, one of them late: three answers, each to its own, on one connection."""
+    late = {"x-request-timeout-ms": "0"}
+    requests = [written(body=json.dumps(chat()).encode(), headers=more) for more in ({}, late, {})]
     with connect(gate.stack) as connection:
         connection.sendall(b"".join(requests))
         first, rest = read_reply(connection)
         second, rest = read_reply(connection, rest)
         third, rest = read_reply(connection, rest)
-    assert [first.status, second.status, third.status] == [200, 400, 200]
+    assert [first.status, second.status, third.status] == [200, 504, 200]
     assert rest == b""
+
+
+def test_a_refusal_does_not_cost_the_connection(gate: Gate) -> None:
+    """Who is refused can ask again on the same connection, or a busy gateway would have to greet everybody anew."""
+    with connect(gate.stack) as connection:
+        for more, path, status in (
+            ({"x-request-timeout-ms": "0"}, CHAT, 504),
+            ({}, "/nowhere", 404),
+            ({"x-fake-fault": "503"}, CHAT, 503),
+            ({}, CHAT, 200),
+        ):
+            connection.sendall(written(path=path, body=json.dumps(chat(model="x")).encode(), headers=more))
+            answer = read_reply(connection)[0]
+            assert (answer.status, answer.headers.get("connection")) == (status, None)
 
 
 @pytest.mark.parametrize(
@@ -490,8 +598,27 @@ def test_ambiguous_framing_is_refused(gate: Gate, framing: dict[str, str]) -> No
     """Two lengths, or none that can be believed: nothing is smuggled, nothing reaches an upstream."""
     seen = gate.seen()
     smuggled = written(body=json.dumps(chat()).encode())
-    answer = talk(gate.stack, written(body=b"0\r\n\r\n" + smuggled, headers=framing))
-    assert answer.status in (400, 501)
+    refused(talk(gate.stack, written(body=b"0\r\n\r\n" + smuggled, headers=framing)), 400, "bad_request")
+    assert gate.seen() == seen
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /v1/chat/completions HTTP/1.0\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}",
+        b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}",
+        b"POST /v1/chat/completions HTTP/9.9\r\nhost: x\r\n\r\n",
+        b"POST  HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nbad header: x\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx: a\x00b\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    ],
+    ids=["http-1.0", "no-host", "version", "no-path", "header-name", "nul", "tls"],
+)
+def test_what_is_hardly_http_is_refused_in_json(gate: Gate, head: bytes) -> None:
+    """Whatever Envoy itself cannot read is a bad request like any other."""
+    seen = gate.seen()
+    refused(talk(gate.stack, head), 400, "bad_request")
     assert gate.seen() == seen
 
 
@@ -536,11 +663,13 @@ def test_upgrades_are_not_for_us(gate: Gate) -> None:
 FORGED = {
     "X-Envoy-Max-Retries": "50", "x-envoy-retry-on": "5xx", "x-envoy-retry-grpc-on": "cancelled",
     "x-envoy-upstream-rq-timeout-ms": "1", "x-envoy-upstream-rq-per-try-timeout-ms": "1",
-    "x-envoy-upstream-stream-duration-ms": "1", "x-envoy-expected-rq-timeout-ms": "1", "x-envoy-hedge-on-per-try-timeout": "true",
-    "x-envoy-original-path": "/admin/record", "x-envoy-original-dst-host": "127.0.0.1:1", "x-envoy-internal": "true",
-    "x-envoy-upstream-alt-stat-name": "x", "x-envoy-force-trace": "1", "x-envoy-ip-tags": "x", "x-envoy-decorator-operation": "x",
-    "X-Tidegate-Ticket": "forged-1", "x-tidegate-probe": "second", "x-tidegate-upstream": "second", "x-tidegate-reason": "evicted",
-    "x-tidegate-attempts": "9", "x-tidegate-queue-ms": "9", "x-tidegate-tenant": "vip", "x-tidegate-session": "s-1",
+    "x-envoy-upstream-stream-duration-ms": "1", "x-envoy-expected-rq-timeout-ms": "1",
+    "x-envoy-hedge-on-per-try-timeout": "true", "x-envoy-original-path": "/admin/record",
+    "x-envoy-original-dst-host": "127.0.0.1:1", "x-envoy-internal": "true", "x-envoy-upstream-alt-stat-name": "x",
+    "x-envoy-force-trace": "1", "x-envoy-ip-tags": "x", "x-envoy-decorator-operation": "x",
+    "X-Tidegate-Ticket": "forged-1", "x-tidegate-probe": "second", "x-tidegate-upstream": "second",
+    "x-tidegate-reason": "evicted", "x-tidegate-attempts": "9", "x-tidegate-queue-ms": "9", "x-tidegate-tenant": "vip",
+    "x-tidegate-session": "s-1",
     "x-tg-err": "forged/-", "x-tg-status": "401", "x-tg-in-0": "P0", "x-tg-in-1": "x", "x-llm-ticket": "forged",
     "x-request-id": "forged-id", "x-forwarded-for": "10.0.0.1", "x-forwarded-proto": "https", "x-real-ip": "10.0.0.1",
 }  # fmt: skip
@@ -575,8 +704,9 @@ def test_a_failing_chain_is_tried_once_each_however_often_a_client_asks_for_retr
 
 CREDENTIALS = {
     "authorization": "Bearer sk-clients-own", "x-api-key": "sk-clients-own", "api-key": "sk-clients-own",
-    "x-goog-api-key": "sk-clients-own", "cookie": "session=sk-clients-own", "proxy-authorization": "Basic sk-clients-own",
-    "openai-organization": "org-sk-clients-own", "openai-project": "proj-sk-clients-own",
+    "x-goog-api-key": "sk-clients-own", "cookie": "session=sk-clients-own",
+    "proxy-authorization": "Basic sk-clients-own", "openai-organization": "org-sk-clients-own",
+    "openai-project": "proj-sk-clients-own",
 }  # fmt: skip
 
 
@@ -604,6 +734,18 @@ def test_credentials_in_repeated_headers_stay_here_too(gate: Gate) -> None:
     assert got.get("x-tidegate-priority") is None
 
 
+def test_credentials_in_the_query_stay_here_too(gate: Gate) -> None:
+    """Some APIs take keys as parameters: those are taken out, whatever their spelling, and the others pass."""
+    for query, left in (
+        ("?api-version=1&key=sk-clients-own&x=%26a", "?api-version=1&x=%26a"),
+        ("?%6bey=sk-clients-own", ""),
+        ("?API_KEY=sk-clients-own&access_token=sk-clients-own&beta=true", "?beta=true"),
+        ("?a&b=&c", "?a&b=&c"),
+    ):
+        served(post(gate, json.dumps(chat()).encode(), CHAT + query))
+        assert gate.first.last().path == CHAT + left
+
+
 def test_huge_headers_are_refused_in_json(gate: Gate) -> None:
     """Over the size or the number that Envoy takes: a JSON refusal; below it everything passes."""
     refused(talk(gate.stack, written(body=b"{}", headers={"x-long": "x" * 70_000})), 400, "bad_request")
@@ -613,7 +755,11 @@ def test_huge_headers_are_refused_in_json(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["user-agent", "authorization", "x-tidegate-session", "accept-language", "x-request-timeout-ms", "x-stainless-timeout"]
+    "name",
+    [
+        "user-agent", "authorization", "x-tidegate-session", "accept-language", "x-request-timeout-ms",
+        "x-stainless-timeout",
+    ],
 )  # fmt: skip
 def test_header_values_that_are_not_text_do_no_harm(gate: Gate, name: str) -> None:
     """Bytes that are no UTF-8 in a header are taken as absent or unknown."""
@@ -632,8 +778,9 @@ def test_a_priority_that_is_none_is_refused(gate: Gate, value: bytes) -> None:
     ("name", "value", "status"),
     [
         ("x-request-timeout-ms", "0", 504), ("x-request-timeout-ms", "-1", 504), ("grpc-timeout", "0S", 504),
-        ("x-request-timeout-ms", "NaN", 200), ("x-request-timeout-ms", "inf", 200), ("x-request-timeout-ms", "1e9", 200),
-        ("x-request-timeout-ms", "9" * 40, 200), ("x-request-timeout-ms", "", 200), ("x-request-timeout-ms", "soon", 200),
+        ("x-request-timeout-ms", "NaN", 200), ("x-request-timeout-ms", "inf", 200),
+        ("x-request-timeout-ms", "1e9", 200), ("x-request-timeout-ms", "9" * 40, 200),
+        ("x-request-timeout-ms", "", 200), ("x-request-timeout-ms", "soon", 200),
         ("grpc-timeout", "99999999H", 200), ("grpc-timeout", "-1S", 200), ("x-stainless-read-timeout", "0", 200),
         ("x-stainless-timeout", "-3", 200), ("x-stainless-timeout", "NOT_GIVEN", 200), ("x-tidegate-priority", "", 200),
         ("x-tidegate-priority", "p0", 200),
@@ -657,22 +804,17 @@ def test_an_upstream_cannot_speak_in_our_name(gate: Gate) -> None:
     forged = {
         "x-tidegate-reason": "evicted", "x-tidegate-upstream": "forged", "x-tidegate-attempts": "7",
         "x-tg-err": "forged/-", "x-tg-status": "200", "x-envoy-overloaded": "true", "set-cookie": "a=b",
+        "x-ratelimit-remaining-tokens": "1", "anthropic-ratelimit-tokens-limit": "1",
     }  # fmt: skip
     for status in (200, 400):
         body = b'{"error": {"type": "invalid_request_error", "message": "no"}}'
-        gate.first.answers.append((status, forged, gate_answer() if status == 200 else body))
+        gate.first.answers.append((status, forged, ANSWER if status == 200 else body))
         answer = post(gate, json.dumps(chat(model="plain")).encode())
         assert answer.status_code == status
         assert answer.headers["x-tidegate-upstream"] == "first"
         assert answer.headers["x-tidegate-attempts"] == "1"
         wrong = [name for name in answer.headers if name in forged and answer.headers[name] == forged[name]]
         assert wrong == []
-
-
-def gate_answer() -> bytes:
-    from tests.e2e.doubles import ANSWER
-
-    return ANSWER
 
 
 def test_all_is_given_back_in_the_end(gate: Gate) -> None:

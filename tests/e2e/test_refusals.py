@@ -186,26 +186,22 @@ def _post(stack: Stack, case: Case, path: str, headers: dict[str, str], language
 
 
 def openai_sdk(stack: Stack, case: Case, retries: int = 0) -> Exception:
-    client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key=case.key, max_retries=retries)
-    with pytest.raises(openai.APIError) as caught:
-        client.post(
-            f"/chat/completions{case.path}",
-            body=chat(**case.body),
-            cast_to=object,
-            options={"headers": dict(case.headers), "timeout": 20.0},
-        )
+    options: Any = {"headers": dict(case.headers), "timeout": 20.0}
+    with (
+        openai.OpenAI(base_url=f"{stack.url}/v1", api_key=case.key, max_retries=retries) as client,
+        pytest.raises(openai.APIError) as caught,
+    ):
+        client.post(f"/chat/completions{case.path}", body=chat(**case.body), cast_to=object, options=options)
     return caught.value
 
 
 def anthropic_sdk(stack: Stack, case: Case, retries: int = 0) -> Exception:
-    client = anthropic.Anthropic(base_url=stack.url, api_key=case.key, max_retries=retries)
-    with pytest.raises(anthropic.APIError) as caught:
-        client.post(
-            f"/v1/messages{case.path}",
-            body=chat(**case.body),
-            cast_to=object,
-            options={"headers": dict(case.headers), "timeout": 20.0},
-        )
+    options: Any = {"headers": dict(case.headers), "timeout": 20.0}
+    with (
+        anthropic.Anthropic(base_url=stack.url, api_key=case.key, max_retries=retries) as client,
+        pytest.raises(anthropic.APIError) as caught,
+    ):
+        client.post(f"/v1/messages{case.path}", body=chat(**case.body), cast_to=object, options=options)
     return caught.value
 
 

@@ -13,8 +13,9 @@ from extproc.fakes import count_tokens, text_of_tokens
 
 EVENTS = 64
 """Events with a token in them, in a streamed answer."""
-PACE_S = 0.004
+PACE_S = 0.002
 OUTPUT_TOKENS = 64
+TEXTS = 64
 
 SDK_HEADERS = {
     "accept": "application/json",
@@ -36,24 +37,28 @@ SDK_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kind of request. pieces: what the upstream writes, one every `pace_s`; events: tokens streamed."""
+    """One kind of request: bodies of one length and different texts, so that nobody can remember the last one.
+
+    pieces: what the upstream writes, one every PACE_S. events: tokens streamed.
+    """
 
     name: str
-    body: bytes
+    bodies: tuple[bytes, ...]
     pieces: tuple[bytes, ...]
     events: int = 0
 
     @property
-    def request(self) -> bytes:
-        """The whole HTTP request."""
-        headers = {
-            "host": "gateway.example",
-            **SDK_HEADERS,
-            "x-bench": self.name,
-            "content-length": str(len(self.body)),
-        }
-        lines = [f"{name}: {value}" for name, value in headers.items()]
-        return "\r\n".join(["POST /v1/chat/completions HTTP/1.1", *lines, "", ""]).encode() + self.body
+    def requests(self) -> list[bytes]:
+        """The whole HTTP requests."""
+        own = {"host": "gateway.example", "x-bench": self.name, "content-length": str(self.length)}
+        lines = [f"{name}: {value}" for name, value in (own | SDK_HEADERS).items()]
+        head = "\r\n".join(["POST /v1/chat/completions HTTP/1.1", *lines, "", ""]).encode()
+        return [head + body for body in self.bodies]
+
+    @property
+    def length(self) -> int:
+        """Of each body, in bytes."""
+        return len(self.bodies[0])
 
     @property
     def data(self) -> dict[str, object]:
@@ -71,27 +76,27 @@ def cases() -> list[Case]:
 
 
 def _json_case(name: str, size: int) -> Case:
-    body, prompt_tokens = _body(size, stream=False)
+    bodies, prompt_tokens = _bodies(size, stream=False)
     message = {"role": "assistant", "content": text_of_tokens(OUTPUT_TOKENS), "refusal": None}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
     answer = json.dumps({**_answer("chat.completion"), "choices": [choice], "usage": _usage(prompt_tokens)}).encode()
     head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(answer)}\r\n\r\n"
-    return Case(name, body, (head.encode() + answer,))
+    return Case(name, bodies, (head.encode() + answer,))
 
 
 def _stream_case(name: str, size: int) -> Case:
-    body, prompt_tokens = _body(size, stream=True)
+    bodies, prompt_tokens = _bodies(size, stream=True)
     words = text_of_tokens(EVENTS).split(" ")
     deltas = [_event(delta={"content": f"{words[i % len(words)]} "}, finish_reason=None) for i in range(EVENTS)]
     closing = _event(delta={}, finish_reason="stop") + _chunk({"choices": [], "usage": _usage(prompt_tokens)})
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     opening = head + _framed(_event(delta={"role": "assistant", "content": ""}, finish_reason=None) + deltas[0])
     end = _framed(closing + b"data: [DONE]\n\n") + b"0\r\n\r\n"
-    return Case(name, body, (opening, *map(_framed, deltas[1:]), end), EVENTS)
+    return Case(name, bodies, (opening, *map(_framed, deltas[1:]), end), EVENTS)
 
 
-def _body(size: int, *, stream: bool) -> tuple[bytes, int]:
-    """A body of exactly `size` bytes, and its prompt in tokens by the fake provider's count."""
+def _bodies(size: int, *, stream: bool) -> tuple[tuple[bytes, ...], int]:
+    """Bodies of exactly `size` bytes, and their prompt in tokens, more or less, by the fake provider's count."""
 
     def built(text: str) -> bytes:
         messages = [
@@ -103,10 +108,10 @@ def _body(size: int, *, stream: bool) -> tuple[bytes, int]:
         members = {"model": "gpt-5", "messages": messages, "temperature": 0.2, "max_tokens": OUTPUT_TOKENS}
         return json.dumps({**members, **({"stream": True} if stream else {})}).encode()
 
-    text = text_of_tokens(size)[: size - len(built(""))]
-    body = built(text)
-    assert len(body) == size
-    return body, count_tokens(text) + 40
+    texts = [text_of_tokens(size, seed)[: size - len(built(""))] for seed in range(TEXTS)]
+    bodies = tuple(map(built, texts))
+    assert {len(body) for body in bodies} == {size}
+    return bodies, count_tokens(texts[0]) + 40
 
 
 def _answer(kind: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The load generator: keep-alive HTTP/1.1 connections that each send the next request when they have their answer.
+"""The load generator: keep-alive HTTP/1.1 connections, in a closed loop (`fire`) or at a given rate (`pace`).
 
 A bare asyncio protocol, for the generator shares the cores with what it measures. It reads just enough of an answer to
 know its status, when its first byte came, and where it ends.
@@ -7,9 +7,12 @@ know its status, when its first byte came, and where it ends.
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _END = b"0\r\n\r\n"
@@ -31,28 +34,36 @@ class Shot:
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, request: bytes, shot: Shot, until: float) -> None:
-        self._request = request
+    """Sends when told to; `idle` is called with itself after every answer."""
+
+    def __init__(self, requests: Iterator[bytes], shot: Shot, idle: Callable[[_Connection], None]) -> None:
+        self._requests = requests
         self._shot = shot
-        self._until = until
+        self._idle = idle
         self._tail = b""
         self._left = -1
         self._first = 0.0
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._send()
 
     def connection_lost(self, _: Exception | None) -> None:
-        if not self.ended.done():
+        if not self.closed.done():
             self._shot.failed += 1
-            self.ended.set_result(None)
+            self.closed.set_result(None)
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """The next request."""
         self._tail, self._first = b"", 0.0
         self._began = time.perf_counter()
-        self._transport.write(self._request)
+        self._transport.write(next(self._requests))
+
+    def close(self) -> None:
+        """For good."""
+        if not self.closed.done():
+            self.closed.set_result(None)
+        self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         if not self._first:
@@ -79,27 +90,51 @@ class _Connection(asyncio.Protocol):
         return True
 
     def _answered(self) -> None:
-        now = time.perf_counter()
         self._shot.first_s.append(self._first - self._began)
-        self._shot.total_s.append(now - self._began)
-        if now < self._until:
-            self._send()
+        self._shot.total_s.append(time.perf_counter() - self._began)
+        self._idle(self)
+
+
+async def fire(port: int, requests: Sequence[bytes], connections: int, seconds: float) -> Shot:
+    """Send over `connections`, each as soon as it has its answer; returns when the last answer is there."""
+    shot, bodies = Shot(), cycle(requests)
+    began = time.perf_counter()
+
+    def idle(connection: _Connection) -> None:
+        if time.perf_counter() < began + seconds:
+            connection.send()
         else:
-            self.ended.set_result(None)
-            self._transport.close()
+            connection.close()
 
-
-async def fire(port: int, request: bytes, connections: int, seconds: float) -> Shot:
-    """Send `request` over `connections` for `seconds`; returns when the last answer is there."""
-    shot = Shot()
-    loop, began = asyncio.get_running_loop(), time.perf_counter()
-
-    async def one() -> None:
-        _, connection = await loop.create_connection(
-            lambda: _Connection(request, shot, began + seconds), "127.0.0.1", port
-        )
-        await connection.ended
-
-    await asyncio.gather(*(one() for _ in range(connections)))
+    opened = [await _connect(port, bodies, shot, idle) for _ in range(connections)]
+    for connection in opened:
+        connection.send()
+    await asyncio.gather(*(connection.closed for connection in opened))
     shot.seconds = time.perf_counter() - began
     return shot
+
+
+async def pace(port: int, requests: Sequence[bytes], rate: float, seconds: float) -> Shot:
+    """Send `rate` a second at random times, over as many connections as it takes; the same times in every call."""
+    shot, bodies, chance = Shot(), cycle(requests), random.Random(1)
+    free: list[_Connection] = []
+    opened: list[_Connection] = []
+    began = due = time.perf_counter()
+    while (due := due + chance.expovariate(rate)) < began + seconds:
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        if not free:
+            opened.append(await _connect(port, bodies, shot, free.append))
+            free.append(opened[-1])
+        free.pop().send()
+    while len(free) < len(opened) and not shot.failed:  # noqa: ASYNC110 - a look now and then costs the least
+        await asyncio.sleep(0.01)
+    for connection in opened:
+        connection.close()
+    shot.seconds = time.perf_counter() - began
+    return shot
+
+
+async def _connect(port: int, bodies: Iterator[bytes], shot: Shot, idle: Callable[[_Connection], None]) -> _Connection:
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(lambda: _Connection(bodies, shot, idle), "127.0.0.1", port)
+    return connection

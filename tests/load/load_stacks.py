@@ -153,7 +153,7 @@ def answer_of(service: str, case: Case) -> bytes:
     for name, value in {**pseudo, **SDK_HEADERS, "x-request-id": "00000000-0000-4000-8000-000000000000"}.items():
         header = head.request_headers.headers.headers.add()
         header.key, header.raw_value = name, value.encode()
-    body.request_body.body = case.body
+    body.request_body.body = case.bodies[0]
     body.request_body.end_of_stream = True
     with grpc.insecure_channel(service) as channel:
         call = channel.stream_stream(METHOD)(iter([head.SerializeToString(), body.SerializeToString()]))

@@ -36,7 +36,7 @@ def test_twice_too_much_is_queued_and_never_refused_by_the_provider(trace, tmp_p
     assert primary.refused_429 == 0
     assert primary.busiest_minute <= primary.allowed
     assert report.providers["local"].most_in_flight <= 4
-    assert report.held == []
+    assert report.held == report.filling == []
     assert report.lanes["P0"].waited_s.p95 < report.lanes["P2"].waited_s.p95
     assert report.all.tokens > 0
     assert not (tmp_path / "run" / "service.log").read_text()
@@ -54,6 +54,12 @@ def test_an_empty_window_is_an_error(tmp_path):
     path.write_text("seconds,prompt_tokens,output_tokens\n100,1,1\n")
     with pytest.raises(ReplayError, match="no request in the first 10 s"):
         replay(Options(path, speed=1, seconds=10))
+
+
+def test_a_private_stack_has_three_lanes(trace):
+    """Another name is a mistake, not a load of refused requests."""
+    with pytest.raises(ReplayError, match="lane 'P9': a private stack has P0, P1, P2"):
+        replay(Options(trace, stage=STAGE, lanes=Mix.parse("P1,P9")))
 
 
 def test_nobody_to_send_to_is_an_error(trace):

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from extproc.settings import SettingsError
 from extproc.sim.figures import End, Result
-from extproc.sim.gauges import buckets, held
+from extproc.sim.gauges import buckets, filling, held
 from extproc.sim.plan import Planned
 from extproc.sim.report import Sides, made, shown
 from extproc.sim.scene import PORTS, Scene, settings_of, told
@@ -88,7 +88,7 @@ def test_the_page_says_what_holds():
     text = page(report())
     assert text.startswith("- assumed this")
     assert "lane_full 1" in text
-    assert "given back: every slot and every token, 1.5 s after the last answer" in text
+    assert "given back: every slot; every bucket full again, 1.5 s after the last answer" in text
     assert "above a provider's limit: never; refused by providers: 0" in text
     assert "warning" not in text
 
@@ -100,6 +100,7 @@ def test_the_page_says_what_does_not_hold():
     assert "warning: stopped early" in text
     assert "above a provider's limit: primary" in text
     assert "given back: NO, still held: P0 3 waiting, flying 1, " in text
+    assert "not full yet: upstream/primary/*/total -1,200 of 500" in text
 
 
 def test_a_gateway_that_shows_nothing_is_reported_as_such():
@@ -110,11 +111,10 @@ def test_a_gateway_that_shows_nothing_is_reported_as_such():
 
 
 def test_what_is_held_is_named():
-    """Within a token: levels are rounded."""
-    assert held(REST) == []
-    assert held(BUSY) == [
-        "P0 3 waiting", "flying 1", "upstream/primary/*/total -1,200 of 500", "upstream/local/slots 2 used"
-    ]  # fmt: skip
+    """A bucket may be a token short: levels are rounded."""
+    assert held(REST) == filling(REST) == []
+    assert held(BUSY) == ["P0 3 waiting", "flying 1", "upstream/local/slots 2 used"]
+    assert filling(BUSY) == ["upstream/primary/*/total -1,200 of 500"]
     assert list(buckets(REST)) == ["primary"]
 
 

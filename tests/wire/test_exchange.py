@@ -59,7 +59,7 @@ class Envoy:
 
 async def test_headers_then_body_then_departure() -> None:
     """Each question gets one answer; the departure carries route, retries and replaced body."""
-    envoy = Envoy(headers_message((":path", b"/v1/x"), ("X-A", b"1")), body_message(b"{}"))
+    envoy = Envoy(headers_message((":path", b"/v1/x"), ("x-a", b"1")), body_message(b"{}"))
     head = await envoy.exchange.head()
     assert head.headers == {":path": "/v1/x", "x-a": "1"}
     assert await envoy.exchange.body() == b"{}"

@@ -158,7 +158,7 @@ async def test_records_arrive_and_bad_ones_are_survived(gate: Gate) -> None:
     common.upstream_cluster, common.access_log_type = "a", AccessLogType.UpstreamEnd
     common.response_flags.upstream_remote_reset = True
     common.custom_tags["ttft_us"] = "1500"
-    common.metadata.filter_metadata["llm.route"].update({"ticket": "p-1", "reserved": 9})
+    common.custom_tags["ticket"] = "p-1"
     common.metadata.filter_metadata["llm.tail"].update({"in": 3, "finish": "stop"})
     entry.response.response_code.value = 503
     send = gate.channel.stream_unary(LOGS, request_serializer=StreamAccessLogsMessage.SerializeToString)()

@@ -1,0 +1,365 @@
+"""Breakers on a real Envoy: what opens one, what never does, and the canary that closes it again.
+
+Faults that come with a request strike only that request, so canaries succeed; faults that are put up at a fake strike
+canaries, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from extproc.fakes.record import fingerprint
+from extproc.stack import Stack
+from tests.e2e.conftest import books_balance, chat
+from tests.e2e.doubles import CHAT, MESSAGES, crowd, running, until
+
+CHAIN = ("primary", "backup", "local")
+COOL_DOWN_S = 0.3
+COOL_DOWN_MAX_S = 1.2
+HTTP = httpx.Client(timeout=30)
+LISTENING = "0A"
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
+"""127.0.0.1 as the kernel's tables write it, as IPv4 and as IPv6."""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Three fakes whose breakers move quickly, and lanes for the patient and the impatient."""
+    folder = tmp_path_factory.mktemp("breaker")
+    upstreams = {name: fake(folder, name) for name in CHAIN}
+    upstreams["claude"] = fake(folder, "claude", dialects=["anthropic"], models={"claude": "claude-own"})
+    routes = [["gpt-5", *CHAIN], *([name, name] for name in upstreams)]
+    with running(
+        folder,
+        upstreams=upstreams,
+        routes=[{"models": [model], "chain": chain, "acknowledge_unowned": True} for model, *chain in routes],
+        lanes={"patient": {"max_wait_s": 30}, "P1": {"max_wait_s": 0.2}},
+        timeouts={"first_token_s": 0.5},
+    ) as stack:
+        yield stack
+
+
+@pytest.fixture
+def stack(shared: Stack) -> Iterator[Stack]:
+    """The shared stack in good health: no faults, every breaker closed and without a past."""
+    for upstream in shared.fakes.values():
+        HTTP.delete(f"{upstream.where}/admin/fault").raise_for_status()
+    until(lambda: all(breaker["state"] == "closed" for breaker in shared.state()["breakers"].values()))
+    for name in shared.fakes:
+        path = MESSAGES if name == "claude" else CHAT
+        assert HTTP.post(shared.url + path, json={**chat(), "model": name}).status_code == 200
+    books_balance(shared)
+    for upstream in shared.fakes.values():
+        HTTP.delete(f"{upstream.where}/admin/record").raise_for_status()
+    yield shared
+    books_balance(shared)
+
+
+def fake(folder: Path, name: str, **more: Any) -> dict[str, Any]:
+    """Settings of one fake with a key of its own."""
+    file = folder / f"{name}.key"
+    file.write_text(f"sk-{name}-secret", "utf-8")
+    return {
+        "key_file": str(file),
+        "concurrency": 100,
+        "owned": name == "local",
+        "models": {"gpt-5": f"{name}-own"},
+        "breaker": {"failures": 3, "paced": 3, "cool_down_s": COOL_DOWN_S, "cool_down_max_s": COOL_DOWN_MAX_S},
+        "fake": {"first_token_s": 0.01, "output_tokens_per_s": 2000},
+    } | more
+
+
+def post(stack: Stack, fault: str = "", body: Mapping[str, Any] | None = None, **headers: str) -> httpx.Response:
+    """One request with a fault for the primary unless it names another; underscores in header names are dashes."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    if fault:
+        named["x-fake-fault"] = fault if "provider=" in fault or fault.endswith("!") else f"{fault};provider=primary"
+    named = {name: value.rstrip("!") for name, value in named.items()}
+    return HTTP.post(stack.url + CHAT, json=body or chat(), headers=named)
+
+
+def put_up(stack: Stack, name: str, fault: str) -> None:
+    """A fault for every request at one fake, canaries included."""
+    HTTP.post(f"{stack.fakes[name].where}/admin/fault", json={"fault": fault}).raise_for_status()
+
+
+def breaker(stack: Stack, name: str = "primary") -> dict[str, Any]:
+    """The state of one breaker."""
+    return dict(stack.state()["breakers"][name])
+
+
+def state_of(stack: Stack, name: str = "primary") -> str:
+    """Closed, open or half open."""
+    return str(breaker(stack, name)["state"])
+
+
+def seen(stack: Stack, name: str = "primary") -> list[dict[str, Any]]:
+    """What a fake got."""
+    return list(stack.record(name)["requests"])
+
+
+def canaries(stack: Stack, name: str = "primary") -> list[dict[str, Any]]:
+    """The canaries among it."""
+    return [one for one in seen(stack, name) if one["max_tokens"] == 5]
+
+
+def opened(stack: Stack, name: str = "primary") -> bool:
+    """Whether a breaker has opened since the test began; it may have closed again by now."""
+    return state_of(stack, name) != "closed" or bool(canaries(stack, name))
+
+
+def open_it(stack: Stack, *names: str) -> None:
+    """Open breakers with faults that canaries do not meet."""
+    for name in names:
+        for _ in range(3):
+            post(stack, f"503;provider={name}", {**chat(), "model": name})
+        until(lambda name=name: opened(stack, name))
+
+
+FAULTS = ["500", "503", "529", "reset", "401", "403", "billing", "error-200", "malformed", "429", "429-bare"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_three_failures_in_a_row_open_it(stack: Stack, fault: str) -> None:
+    """Overload, a broken connection, our key, our credit, answers that are none, pace: two in a row are forgotten after
+    a success, three open the breaker; and each of those requests was answered by the backup.
+    """
+    kind = "paced" if fault.startswith("429") else "failures"
+    for failed in (1, 2):
+        assert post(stack, fault).headers["x-tidegate-upstream"] == "backup"
+        until(lambda failed=failed: breaker(stack)[kind] == failed)
+    assert post(stack).headers["x-tidegate-upstream"] == "primary"
+    until(lambda: breaker(stack)[kind] == 0)
+    for _ in range(3):
+        assert not opened(stack)
+        assert post(stack, fault).headers["x-tidegate-upstream"] == "backup"
+        books_balance(stack)
+    until(lambda: opened(stack))
+
+
+@pytest.mark.parametrize("fault", ["silence", "early-end", "cut", "error-first"])
+def test_streams_that_fail_open_it_too(stack: Stack, fault: str) -> None:
+    """No first token in time, or a stream that began and did not end well."""
+    for _ in range(3):
+        assert not opened(stack)
+        try:
+            post(stack, fault, chat(stream=True))
+        except httpx.RemoteProtocolError:
+            assert fault == "cut"
+        books_balance(stack)
+    until(lambda: opened(stack))
+
+
+def test_anthropics_words_for_no_credit_open_it(stack: Stack) -> None:
+    """A 400 that means our account, not the caller's request."""
+    for _ in range(3):
+        headers = {"x-fake-fault": "billing;provider=primary"}
+        answer = HTTP.post(stack.url + MESSAGES, json=chat(), headers=headers)
+        assert answer.headers["x-tidegate-upstream"] == "backup"
+        books_balance(stack)
+    until(lambda: opened(stack))
+
+
+def test_nobodys_request_goes_to_a_sick_upstream(stack: Stack) -> None:
+    """While it is open every request starts at the backup, as its first attempt; the primary hears canaries only."""
+    put_up(stack, "primary", "503")
+    for _ in range(3):
+        assert post(stack).headers["x-tidegate-upstream"] == "backup"
+        books_balance(stack)
+    until(lambda: canaries(stack))
+    for _ in range(10):
+        answer = post(stack)
+        assert (answer.headers["x-tidegate-upstream"], answer.headers["x-tidegate-attempts"]) == ("backup", "1")
+    assert len(seen(stack)) - len(canaries(stack)) == 3
+
+
+def test_a_canary_closes_it(stack: Stack) -> None:
+    """After its rest one call of our own tries the upstream, through Envoy: its path, key and own model name, the words
+    "reply OK", five tokens. It works, so users' requests return.
+    """
+    open_it(stack, "primary")
+    until(lambda: state_of(stack) == "closed")
+    (canary,) = canaries(stack)
+    body = {"model": "primary-own", "messages": [{"role": "user", "content": "reply OK"}], "max_tokens": 5}
+    assert canary["body_sha256"] == hashlib.sha256(json.dumps(body).encode()).hexdigest()
+    assert (canary["path"], canary["key"]) == (CHAT, fingerprint("sk-primary-secret"))
+    assert not [name for name in canary["headers"] if name.startswith(("x-tidegate", "x-tg", "x-envoy"))]
+    assert canary["time"] - seen(stack)[2]["time"] >= COOL_DOWN_S
+    assert post(stack).headers["x-tidegate-upstream"] == "primary"
+    assert stack.state()["tally"]["probes"]["primary:ok"] >= 1
+
+
+def test_a_canary_speaks_the_upstreams_dialect(stack: Stack) -> None:
+    """An upstream that only has the Anthropic API is asked in it."""
+    for _ in range(3):
+        headers = {"x-fake-fault": "529"}
+        assert HTTP.post(stack.url + MESSAGES, json={**chat(), "model": "claude"}, headers=headers).status_code == 503
+    until(lambda: canaries(stack, "claude"))
+    (canary,) = canaries(stack, "claude")
+    assert (canary["path"], canary["model"]) == (MESSAGES, "claude-own")
+    until(lambda: state_of(stack, "claude") == "closed")
+
+
+def test_a_failing_canary_doubles_the_rest(stack: Stack) -> None:
+    """Each canary that fails doubles the rest up to the cap, one canary at a time; when one works it closes."""
+    put_up(stack, "primary", "503")
+    for _ in range(3):
+        post(stack)
+    until(lambda: len(canaries(stack)) >= 4, within_s=20)
+    times = [one["time"] for one in canaries(stack)]
+    rests = [later - earlier for earlier, later in pairwise(times)]
+    assert rests[0] >= 2 * COOL_DOWN_S
+    assert rests[1] >= COOL_DOWN_MAX_S
+    assert COOL_DOWN_MAX_S <= rests[2] < 2 * COOL_DOWN_MAX_S
+    assert stack.state()["tally"]["probes"]["primary:failed"] >= 3
+    HTTP.delete(f"{stack.fakes['primary'].where}/admin/fault")
+    until(lambda: state_of(stack) == "closed")
+
+
+@pytest.mark.parametrize("fault", [pytest.param("silence", marks=pytest.mark.slow), "malformed", "error-200"])
+def test_a_canary_that_gets_no_proper_answer_has_failed(stack: Stack, fault: str) -> None:
+    """Half a JSON document or an error under 200 do not close it; silence does not within its five seconds."""
+    put_up(stack, "primary", fault)
+    open_it(stack, "primary")
+    until(lambda: canaries(stack))
+    if fault == "silence":
+        assert state_of(stack) == "half_open"
+    else:
+        until(lambda: len(canaries(stack)) >= 2)
+    HTTP.delete(f"{stack.fakes['primary'].where}/admin/fault")
+    until(lambda: state_of(stack) == "closed", within_s=15)
+
+
+def test_all_open_says_when_to_come_back(stack: Stack) -> None:
+    """No upstream may be asked: `no_upstream` at once in the caller's dialect; after the retry-after it works again."""
+    for name in CHAIN:
+        put_up(stack, name, "503")
+    for name in CHAIN:
+        for _ in range(3):
+            post(stack, body={**chat(), "model": name})
+    until(lambda: all(state_of(stack, name) == "open" for name in CHAIN))
+    until(lambda: all(len(canaries(stack, name)) >= 3 for name in CHAIN), within_s=20)
+    until(lambda: all(state_of(stack, name) == "open" for name in CHAIN))
+    for upstream in stack.fakes.values():
+        HTTP.delete(f"{upstream.where}/admin/fault")
+    refused = post(stack)
+    back_at = time.monotonic() + int(refused.headers["retry-after"])
+    assert (refused.status_code, refused.headers["x-tidegate-reason"]) == (503, "no_upstream")
+    assert refused.json()["error"]["reason"] == "no_upstream"
+    assert refused.headers["x-should-retry"] == "true"
+    assert 1 <= int(refused.headers["retry-after"]) <= 1.25 * 1.1 * COOL_DOWN_MAX_S + 1
+    claude = HTTP.post(stack.url + MESSAGES, json=chat())
+    assert (claude.status_code, claude.json()["error"]["type"]) == (503, "overloaded_error")
+    time.sleep(max(0.0, back_at - time.monotonic()))
+    assert post(stack, x_tidegate_priority="patient").status_code == 200
+
+
+def test_the_patient_wait_for_the_canary(stack: Stack) -> None:
+    """All open, but one rests for less than the lane may wait: the request is held and served after the canary."""
+    for name in CHAIN:
+        put_up(stack, name, "503")
+    open_it(stack, *CHAIN)
+    for upstream in stack.fakes.values():
+        HTTP.delete(f"{upstream.where}/admin/fault")
+    assert all(state_of(stack, name) != "closed" for name in CHAIN)
+    served = post(stack, x_tidegate_priority="patient")
+    assert served.status_code == 200
+    assert int(served.headers["x-tidegate-queue-ms"]) > 0
+
+
+def test_a_clients_own_errors_never_open_it(stack: Stack) -> None:
+    """However many requests the provider refuses as bad, too long or filtered: nothing is counted."""
+    for fault in ("content-filter", "context-length!"):
+        for _ in range(5):
+            assert post(stack, fault).status_code == 400
+    books_balance(stack)
+    assert breaker(stack) == {"state": "closed", "failures": 0, "paced": 0}
+    assert breaker(stack, "backup") == {"state": "closed", "failures": 0, "paced": 0}
+
+
+@pytest.mark.parametrize("fault", ["silence", "slow-first-token;s=20;early-headers", "stall;s=20"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_clients_that_leave_never_open_it(stack: Stack, fault: str, *, stream: bool) -> None:
+    """Gone before the first token or in the middle of the answer: that says nothing about the upstream."""
+    for _ in range(4):
+        headers = {"x-fake-fault": f"{fault};provider=primary"}
+        with (
+            pytest.raises(httpx.ReadTimeout),
+            httpx.stream("POST", stack.url + CHAT, json=chat(stream=stream), headers=headers, timeout=0.2) as answer,
+        ):
+            answer.read()
+    books_balance(stack)
+    assert breaker(stack) == {"state": "closed", "failures": 0, "paced": 0}
+    assert stack.state()["tally"]["client_gone"] >= 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_hurried_clients_never_open_it(stack: Stack, *, stream: bool) -> None:
+    """A deadline shorter than an upstream needs is the caller's own: its timeouts are not counted as failures."""
+    for _ in range(4):
+        answer = post(stack, "slow-first-token;s=5!", chat(stream=stream), x_request_timeout_ms="200")
+        assert (answer.status_code, answer.headers["x-tidegate-reason"]) == (503, "upstream_failed")
+    books_balance(stack)
+    for name in CHAIN:
+        assert breaker(stack, name) == {"state": "closed", "failures": 0, "paced": 0}
+
+
+async def test_results_of_the_time_before_are_ignored(stack: Stack) -> None:
+    """Requests that began before it opened and fail after it closed again do not open it a second time."""
+    async with crowd(stack) as clients:
+        slow = [
+            asyncio.create_task(clients.ask(chat(), x_fake_fault="503;after=2.5;provider=primary")) for _ in range(3)
+        ]
+        await asyncio.to_thread(until, lambda: len(seen(stack)) == 3)
+        await asyncio.to_thread(open_it, stack, "primary")
+        await asyncio.to_thread(until, lambda: state_of(stack) == "closed")
+        assert not any(one.done() for one in slow)
+        assert {(await one).status for one in slow} == {200}
+    await asyncio.to_thread(books_balance, stack)
+    assert breaker(stack) == {"state": "closed", "failures": 0, "paced": 0}
+
+
+# The private listener that canaries use.
+
+
+def test_the_probe_listener_serves_nobody_else(stack: Stack) -> None:
+    """Without the name of an upstream there is nothing; large bodies are refused; nothing of it reaches a fake."""
+    url = f"http://127.0.0.1:{stack.settings.gateway.probe_port}"
+    until(lambda: HTTP.post(url + CHAT, json=chat()).status_code == 404)
+    assert HTTP.post(url + CHAT, json=chat(), headers={"x-tidegate-probe": "nobody"}).status_code == 404
+    assert HTTP.get(url).status_code == 404
+    big = HTTP.post(url + CHAT, json=chat("x" * 5000), headers={"x-tidegate-probe": "primary"})
+    assert big.status_code == 413
+    assert [seen(stack, name) for name in CHAIN] == [[], [], []]
+
+
+def test_the_probe_listener_is_slow_on_purpose(stack: Stack) -> None:
+    """Whoever reaches it cannot spend much."""
+    url = f"http://127.0.0.1:{stack.settings.gateway.probe_port}"
+    statuses = [
+        HTTP.post(url + CHAT, json=chat(), headers={"x-tidegate-probe": "local"}).status_code for _ in range(20)
+    ]
+    assert statuses.count(429) >= 8
+
+
+def test_private_ports_listen_on_loopback_only(stack: Stack) -> None:
+    """Canaries' listener, Envoy's admin page, the service and its state page cannot be reached from outside."""
+    service = stack.settings.service
+    ports = [stack.settings.gateway.probe_port, stack.settings.gateway.admin_port]
+    ports += [int(address.rpartition(":")[2]) for address in (service.address, service.console)]
+    lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
+    places = [line[1].split(":") for line in lines if line[3] == LISTENING]
+    for port in ports:
+        addresses = {address for address, at in places if int(at, 16) == port}
+        assert addresses
+        assert addresses <= LOOPBACK

@@ -1,0 +1,992 @@
+"""Open books: what is taken comes back exactly once, whatever is reported, in whatever order, or never."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pytest
+
+from extproc.breakers import Breakers
+from extproc.core.affinity import Affinity
+from extproc.core.breaker import Signal, State
+from extproc.core.bucket import Slots, TokenBucket
+from extproc.core.capacity import Ask, Claim, Option, Store
+from extproc.core.events import AttemptFailed, Overshot, Settled
+from extproc.core.flight import Flight
+from extproc.core.forecast import Pace
+from extproc.core.policy import Accounting, BreakerRules, Policy, Tenant, Upstream
+from extproc.core.refusal import Reason, Rejected
+from extproc.core.request import Dialect, Request, Usage
+from extproc.flights import LEASE_S, Flights
+from extproc.ports import Record, RecordKind
+from tests.doubles import Ledger, Observer, Suspending, VirtualLoop, claims, play, request
+
+KINDS = [Ledger, Suspending]
+GRACE_S = 15.0
+BUCKET = 10_000
+PRICES = {
+    "a": claims(upstream__a__slots=1, upstream__a__m__total=100, upstream__a__m__requests=1),
+    "b": claims(upstream__b__slots=1, upstream__b__m__total=100, upstream__b__m__requests=1),
+}
+POLICY = Policy(
+    upstreams={
+        name: Upstream(name, "openai", frozenset(Dialect), breaker=BreakerRules(failures=3, paced=5)) for name in "ab"
+    },
+    routes=(),
+    lanes={},
+    tenants={
+        "default": Tenant("default", ("P1",), "P1"),
+        "vip": Tenant("vip", ("P1",), "P1", tpm=1000, rpm=4, concurrency=2),
+    },
+)
+DONE = {"finish": "stop", "done": "1", "in": 50, "out": 10}
+USUAL_QUOTA = {"slots": 1, "requests": 1, "total": 100}
+LEFT = frozenset({"downstream_remote_reset"})
+TIMEOUT = frozenset({"upstream_request_timeout"})
+REFUSED = frozenset({"upstream_connection_failure"})
+
+
+@pytest.fixture(params=KINDS, ids=["memory", "suspending"])
+def kind(request: pytest.FixtureRequest) -> type[Ledger]:
+    """Capacity that answers at once, and capacity that suspends."""
+    return request.param
+
+
+class Desk:
+    """Flights with everything around them, and the limiter's part played by `taken`."""
+
+    def __init__(self, loop: VirtualLoop, kind: type[Ledger] = Ledger) -> None:
+        self.loop = loop
+        self.store: Store = {
+            **{f"upstream/{name}/slots": Slots(99) for name in "ab"},
+            **{f"upstream/{name}/m/total": TokenBucket(1e-9, BUCKET, BUCKET, loop.time()) for name in "ab"},
+            **{f"upstream/{name}/m/requests": TokenBucket(1e-9, BUCKET, BUCKET, loop.time()) for name in "ab"},
+            "tenant/vip/slots": Slots(2),
+            "tenant/vip/requests": TokenBucket(4 / 60, 4, 4, loop.time()),
+            "tenant/vip/total": TokenBucket(1000 / 60, 1000, 1000, loop.time()),
+        }
+        self.capacity = kind(loop, self.store)
+        self.observer = Observer()
+        self.breakers = Breakers(POLICY.upstreams.values(), loop, self.observer, chance=lambda: 0.0)
+        self.pace = Pace()
+        self.affinity = Affinity()
+        self.freed = 0
+        self.learned: list[tuple[str, Usage]] = []
+        self.flights = Flights(
+            POLICY,
+            self.capacity,
+            self.breakers,
+            loop,
+            self.pace,
+            self.observer,
+            grace_s=GRACE_S,
+            affinity=self.affinity,
+            freed=self._freed,
+            learned=lambda _, upstream, usage: self.learned.append((upstream, usage)),
+        )
+        self.tickets = 0
+
+    def _freed(self) -> None:
+        self.freed += 1
+
+    def asking(self, **changes: Any) -> Request:
+        self.tickets += 1
+        return request(id=f"id-{self.tickets}", ticket=f"t{self.tickets}", arrived=self.loop.time(), **changes)
+
+    async def take_off(self, order: str = "ab", *, upfront: str = "", **changes: Any) -> Trip:
+        """A request that has departed, and whose stream stays open until `land`."""
+        return await Trip(self, self.asking(**changes), order, upfront).start()
+
+    async def settle_down(self) -> None:
+        """Time for what is on its way."""
+        await asyncio.sleep(0.1)
+
+    def held(self, place: str = "upstream") -> dict[str, float]:
+        """What is out, by key; the tenant's rate limits refill, so only the book tells."""
+        return {key: amount for key, amount in self.capacity.held().items() if key.startswith(place)}
+
+
+class Trip:
+    """One request between board and landing."""
+
+    def __init__(self, desk: Desk, one: Request, order: str, upfront: str = "") -> None:
+        self.desk = desk
+        self.request = one
+        self.order = tuple(order)
+        self.upfront = upfront
+        self.flight: Flight
+        self._over = asyncio.Event()
+        self._away = asyncio.Event()
+        self.task = asyncio.ensure_future(self._fly())
+
+    async def start(self) -> Trip:
+        waiting = asyncio.ensure_future(self._away.wait())
+        await asyncio.wait([waiting, self.task], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self.task.done():
+            self.task.result()
+        return self
+
+    async def _fly(self) -> None:
+        async with self.desk.flights.board(self.request) as self.flight:
+            first = self.order[0]
+            asks = [Ask(self.request.ticket, (Option(first, PRICES[first]),))]
+            [answer] = await Ledger.take(self.desk.capacity, asks)  # the limiter sees its calls through
+            assert answer.option is not None
+            self.flight.depart(self.order, PRICES, self.desk.loop.time())
+            kinds = {name: Accounting.UPFRONT if name in self.upfront else Accounting.ACTUAL for name in "ab"}
+            self.flight.accounting = kinds
+            self._away.set()
+            await self._over.wait()
+
+    async def land(self) -> None:
+        self._over.set()
+        await self.task
+
+    def about(self, kind: RecordKind, upstream: str, status: int, **more: Any) -> Record:
+        return record(kind, self.request.ticket, upstream, status, **more)
+
+    async def final(self, upstream: str, status: int = 200, **more: Any) -> None:
+        await self.desk.flights.record(self.about(RecordKind.FINAL, upstream, status, **more))
+
+    async def failed(self, upstream: str, status: int = 503, **more: Any) -> None:
+        """An attempt's record knows the request's id only."""
+        about = record(RecordKind.ATTEMPT, "", upstream, status, request_id=self.request.id, **more)
+        await self.desk.flights.record(about)
+
+
+def record(kind: RecordKind, ticket: str, upstream: str, status: int, **more: Any) -> Record:
+    usual = {"flags": frozenset(), "details": "", "attempt": 1, "duration_s": 2.0, "first_token_s": 0.5}
+    return Record(kind, ticket, upstream, status, **{**usual, **more})
+
+
+def running(ticket: str, upstream: str) -> Record:
+    return record(RecordKind.RUNNING, ticket, upstream, 200)
+
+
+@pytest.mark.parametrize("order", ["record first", "end first"])
+def test_record_and_end_may_come_in_any_order(kind: type[Ledger], order: str) -> None:
+    """Either way: slots back at the stream's end, tokens by usage, one Settled, the books closed."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off(tenant="vip")
+        assert (len(desk.flights), desk.flights.unsettled) == (1, 1)
+        if order == "record first":
+            await trip.final("a", tail=DONE)
+            assert desk.held() == {"upstream/a/slots": 1, "upstream/a/m/total": 60, "upstream/a/m/requests": 1}
+            await trip.land()
+        else:
+            await trip.land()
+            assert desk.held() == {"upstream/a/m/total": 100, "upstream/a/m/requests": 1}
+            assert (len(desk.flights), desk.flights.unsettled) == (0, 1)
+            await trip.final("a", tail=DONE)
+        assert desk.held() == {"upstream/a/m/total": 60, "upstream/a/m/requests": 1}
+        assert desk.held("tenant") == {"tenant/vip/requests": 1, "tenant/vip/total": 60}
+        [settled] = desk.observer.of(Settled)
+        assert (settled.upstream, settled.status, settled.attempts, settled.finish) == ("a", 200, 1, "stop")
+        assert (settled.usage, settled.first_token_s, settled.client_gone) == (Usage(50, 10), 0.5, False)
+        assert desk.flights.unsettled == 0
+        assert desk.learned == [("a", Usage(50, 10))]
+
+    play(scenario)
+
+
+def test_a_record_that_comes_twice_counts_once(kind: type[Ledger]) -> None:
+    """While the books are open and after; even if it says something else the second time."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off()
+        for out in (10, 10, 900):
+            await trip.final("a", tail=DONE | {"out": out})
+        await trip.land()
+        await trip.final("a", tail=DONE)
+        assert desk.held() == {"upstream/a/m/total": 60, "upstream/a/m/requests": 1}
+        assert len(desk.observer.of(Settled)) == len(desk.learned) == 1
+
+    play(scenario)
+
+
+def test_a_record_that_never_comes_is_replaced_by_the_estimate(kind: type[Ledger]) -> None:
+    """After the grace period, marked unknown; until then the books stay open."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off(tenant="vip")
+        await trip.land()
+        await asyncio.sleep(GRACE_S - 1)
+        await desk.flights.sweep()
+        assert (desk.flights.unsettled, desk.observer.of(Settled)) == (1, [])
+        await asyncio.sleep(1.5)
+        await desk.flights.sweep()
+        await desk.flights.sweep()
+        [settled] = desk.observer.of(Settled)
+        assert (settled.upstream, settled.status, settled.usage) == ("", 0, None)
+        assert desk.flights.unsettled == 0
+        assert desk.held() == {"upstream/a/m/total": 100, "upstream/a/m/requests": 1}
+        assert desk.held("tenant") == {"tenant/vip/requests": 1, "tenant/vip/total": 100}
+        await trip.final("a", tail=DONE)
+        assert len(desk.observer.of(Settled)) == 1
+
+    play(scenario)
+
+
+def test_a_running_request_is_never_swept(kind: type[Ledger]) -> None:
+    """However long it takes."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off()
+        await asyncio.sleep(3600)
+        await desk.flights.sweep()
+        assert (desk.flights.unsettled, desk.observer.of(Settled)) == (1, [])
+        await trip.land()
+
+    play(scenario)
+
+
+def test_failover_moves_slot_and_reservation(kind: type[Ledger]) -> None:
+    """At once, as soon as the failed attempt is told; the first upstream keeps only its request."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("ab")
+        await trip.failed("a", 503, error="server_error/-")
+        assert desk.held() == {
+            "upstream/a/m/requests": 1,
+            "upstream/b/slots": 1,
+            "upstream/b/m/total": 100,
+            "upstream/b/m/requests": 1,
+        }
+        [failed] = desk.observer.of(AttemptFailed)
+        assert (failed.upstream, failed.status, failed.error, failed.ticket) == ("a", 503, "server_error/-", "t1")
+        await trip.final("b", attempt=2, tail=DONE)
+        await trip.land()
+        assert desk.held() == {"upstream/a/m/requests": 1, "upstream/b/m/total": 60, "upstream/b/m/requests": 1}
+        assert desk.observer.of(Settled)[0].attempts == 2
+
+    play(scenario)
+
+
+def test_a_failover_into_debt_is_told(kind: type[Ledger]) -> None:
+    """By how much it is in debt: the upstream is charged all the same, and nothing new is taken there."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("ab")
+        await desk.capacity.take([Ask("x", (Option("b", (Claim("upstream/b/m/total", BUCKET - 30.0),)),))])
+        await trip.failed("a")
+        [overshot] = desk.observer.of(Overshot)
+        assert (overshot.key, overshot.amount) == ("upstream/b/m/total", pytest.approx(70))
+        await trip.land()
+
+    play(scenario)
+
+
+def test_usage_beyond_its_estimate_is_no_overshoot_while_there_is_room(kind: type[Ledger]) -> None:
+    """Only what goes into debt was admitted above a limit."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("a")
+        await trip.final("a", tail=DONE | {"in": 500})
+        await trip.land()
+        assert desk.held()["upstream/a/m/total"] == 510
+        assert not desk.observer.of(Overshot)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("landed", [False, True])
+def test_a_failed_attempt_told_after_the_outcome_is_still_settled(kind: type[Ledger], landed: bool) -> None:  # noqa: FBT001
+    """The final record came first: the failed upstream gets its tokens back when its own record comes."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("ab")
+        await trip.final("b", attempt=2, tail=DONE)
+        if landed:
+            await trip.land()
+        assert desk.held()["upstream/a/m/total"] == 100
+        assert desk.flights.unsettled == 1
+        await trip.failed("a", 503)
+        await trip.land()
+        assert desk.held() == {"upstream/a/m/requests": 1, "upstream/b/m/total": 60, "upstream/b/m/requests": 1}
+        assert desk.flights.unsettled == 0
+
+    play(scenario)
+
+
+def test_a_failed_attempt_that_is_never_told_gets_its_tokens_back(kind: type[Ledger]) -> None:
+    """After the grace period, because it is known who served."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("ab")
+        await trip.final("b", tail=DONE)
+        await trip.land()
+        await asyncio.sleep(GRACE_S + 1)
+        await desk.flights.sweep()
+        assert desk.held() == {"upstream/a/m/requests": 1, "upstream/b/m/total": 60, "upstream/b/m/requests": 1}
+        assert len(desk.observer.of(Settled)) == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ({"status": 429}, {"requests": 1}),
+        ({"status": 400}, {"requests": 1}),
+        ({"status": 0, "flags": REFUSED}, {}),
+        ({"status": 503, "flags": REFUSED}, {}),
+        ({"status": 0, "flags": TIMEOUT}, {"total": 60, "requests": 1}),
+        ({"status": 504, "flags": TIMEOUT}, {"total": 60, "requests": 1}),
+        ({"status": 0, "flags": frozenset({"upstream_remote_reset"})}, {"total": 60, "requests": 1}),
+        ({"status": 0, "flags": LEFT}, {"slots": 1, "total": 100, "requests": 1}),
+        ({"status": 200, "flags": TIMEOUT}, {"slots": 1, "total": 100, "requests": 1}),
+    ],
+)
+def test_a_failed_attempt_gives_back_by_how_it_ended(
+    kind: type[Ledger], more: dict[str, Any], kept: dict[str, float]
+) -> None:
+    """Refused: all tokens; never sent: its request too; cut: all but the input. A client's leaving is no failure."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("ab")
+        await trip.failed("a", **more)
+        held = {key.rpartition("/")[2]: amount for key, amount in desk.held("upstream/a").items()}
+        assert held == kept
+        await trip.land()
+
+    play(scenario)
+
+
+def test_a_client_that_leaves_before_the_first_byte_pays_for_the_input(kind: type[Ledger]) -> None:
+    """At the upstream and of its quota."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("ab", tenant="vip")
+        await trip.land()
+        await trip.final("a", 0, flags=LEFT)
+        assert desk.held() == {"upstream/a/m/total": 60, "upstream/a/m/requests": 1}
+        assert desk.held("tenant") == {"tenant/vip/total": 60, "tenant/vip/requests": 1}
+        [settled] = desk.observer.of(Settled)
+        assert (settled.client_gone, settled.status, settled.upstream) == (True, 0, "a")
+        assert desk.breakers.by_name["a"].failures == 0
+
+    play(scenario)
+
+
+def test_a_client_that_leaves_before_anything_was_sent_pays_nothing(kind: type[Ledger]) -> None:
+    """No upstream was chosen yet: its tokens come back, those of the upstream after the grace period."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("ab", tenant="vip")
+        await trip.land()
+        await trip.final("", 0, flags=LEFT, attempt=0)
+        assert desk.held("tenant") == {"tenant/vip/requests": 1}
+        await asyncio.sleep(GRACE_S + 1)
+        await desk.flights.sweep()
+        assert desk.held() == {"upstream/a/m/requests": 1}
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("tail", "kept"),
+    [({"events": 7}, 67), ({"events": -3}, 60), ({"events": "many"}, 100), ({}, 100), (DONE | {"events": 7}, 60)],
+)
+def test_a_client_that_leaves_in_the_middle_pays_what_it_saw(
+    kind: type[Ledger], tail: dict[str, Any], kept: float
+) -> None:
+    """Of a stream the output seen, unless usage or nothing is known. Its leaving says nothing about the upstream."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("a")
+        await trip.final("a", 200, flags=LEFT, tail=tail)
+        await trip.land()
+        assert desk.held()["upstream/a/m/total"] == kept
+        assert desk.observer.of(Settled)[0].client_gone
+        assert desk.breakers.by_name["a"].failures == 0
+
+    play(scenario)
+
+
+def test_an_answer_without_a_stream_is_not_priced_by_events(kind: type[Ledger]) -> None:
+    """Events are counted of streams only; a JSON answer without usage keeps the estimate."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("a", stream=False)
+        await trip.final("a", 200, tail={"events": 1})
+        await trip.land()
+        assert desk.held()["upstream/a/m/total"] == 100
+
+    play(scenario)
+
+
+def test_an_answer_that_never_began_in_time_costs_the_input_and_counts(kind: type[Ledger]) -> None:
+    """Envoy gave up on it by itself and no attempt's record tells of that, so the final one does."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("a", tenant="vip")
+        await trip.final("a", 504, details="response_timeout", flags=TIMEOUT)
+        await trip.land()
+        assert desk.held() == {"upstream/a/m/total": 60, "upstream/a/m/requests": 1}
+        assert desk.held("tenant") == {"tenant/vip/total": 60, "tenant/vip/requests": 1}
+        assert desk.breakers.by_name["a"].failures == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("flags", "failures"), [(TIMEOUT, 0), (REFUSED, 1)])
+def test_a_caller_in_a_hurry_declares_nobody_sick(flags: frozenset[str], failures: int) -> None:
+    """A timeout that was the caller's own says nothing about the upstream; other failures do."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        trip = await desk.take_off("ab")
+        trip.flight.hurried = True
+        await trip.failed("a", 0, flags=flags)
+        assert desk.breakers.by_name["a"].failures == failures
+        await trip.land()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("shown", "moved"), [(400, False), (404, False), (429, True), (503, True), (0, True)])
+def test_an_attempt_whose_answer_went_to_the_caller_moves_nothing_on(
+    kind: type[Ledger],
+    shown: int,
+    moved: bool,  # noqa: FBT001
+) -> None:
+    """The router shows a client's own error to the client; anything else it tries at the next upstream."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("ab")
+        await trip.failed("a", 429, shown=shown)
+        assert ("upstream/b/slots" in desk.held()) == moved
+        await trip.land()
+
+    play(scenario)
+
+
+def test_who_keeps_an_answers_state_is_remembered() -> None:
+    """So that a request that builds on it can be sent there."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        trip = await desk.take_off("ab")
+        await trip.final("b", tail=DONE | {"state": "resp_1"})
+        await trip.land()
+        assert desk.affinity.upstream_of("resp_1") == "b"
+
+    play(scenario)
+
+
+def test_every_attempt_failed_costs_the_tenant_a_request(kind: type[Ledger]) -> None:
+    """Tokens come back everywhere; nobody is named as having served."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("ab", tenant="vip")
+        await trip.failed("a", 503)
+        await trip.failed("b", 503, attempt=2)
+        await trip.final("b", 503)
+        await trip.land()
+        assert desk.held() == {"upstream/a/m/requests": 1, "upstream/b/m/requests": 1}
+        assert desk.held("tenant") == {"tenant/vip/requests": 1}
+        assert desk.flights.unsettled == 0
+
+    play(scenario)
+
+
+def test_a_refused_request_costs_its_tenant_nothing(kind: type[Ledger]) -> None:
+    """Refused or gone before departure: all of the quota comes back, and nothing is settled."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        with pytest.raises(Rejected):  # noqa: PT012 - what is raised inside is the point
+            async with desk.flights.board(desk.asking(tenant="vip")):
+                assert desk.held("tenant") == {f"tenant/vip/{of}": n for of, n in USUAL_QUOTA.items()}
+                raise Rejected(Reason.LANE_FULL)
+        assert not desk.held("tenant")
+        assert desk.flights.unsettled == 0
+        assert not desk.observer.events
+
+    play(scenario)
+
+
+def test_refused_by_concurrency_burns_no_requests_per_minute(kind: type[Ledger]) -> None:
+    """The quota is taken whole or not at all; the time told is how long its requests usually take."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trips = [await desk.take_off("a", tenant="vip") for _ in range(2)]
+        with pytest.raises(Rejected) as refused:
+            await desk.take_off("a", tenant="vip")
+        assert (refused.value.reason, refused.value.retry_after) == (Reason.TENANT_CONCURRENCY, 1.0)
+        assert desk.held("tenant") == {"tenant/vip/slots": 2, "tenant/vip/requests": 2, "tenant/vip/total": 200}
+        await asyncio.sleep(10)
+        for trip in trips:
+            await trip.land()
+        trips = [await desk.take_off("a", tenant="vip") for _ in range(2)]
+        with pytest.raises(Rejected) as refused:
+            await desk.take_off("a", tenant="vip")
+        assert refused.value.retry_after == pytest.approx(10, abs=0.1)
+        for trip in trips:
+            await trip.land()
+
+    play(scenario)
+
+
+def test_a_spent_quota_is_refused_with_what_is_left_of_it(kind: type[Ledger]) -> None:
+    """And with the time after which the same request would be let in; other tenants do not notice."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("a", tenant="vip")
+        await desk.capacity.take([Ask("x", (Option("x", (Claim("tenant/vip/total", 850.0),)),))])
+        with pytest.raises(Rejected) as refused:
+            await desk.take_off("a", tenant="vip")
+        assert refused.value.reason is Reason.TENANT_QUOTA
+        assert refused.value.retry_after == pytest.approx(3, abs=0.1)
+        tokens, requests = refused.value.tokens, refused.value.requests
+        assert tokens is not None
+        assert requests is not None
+        assert (tokens.limit, requests.limit, requests.remaining) == (1000, 4, 3)
+        assert tokens.remaining == pytest.approx(50, abs=1)
+        assert tokens.reset_s == pytest.approx(57, abs=1)
+        await asyncio.sleep(refused.value.retry_after)
+        await (await desk.take_off("a", tenant="vip")).land()
+        await (await desk.take_off("a")).land()
+        await trip.land()
+
+    play(scenario)
+
+
+def test_a_tenant_without_token_limits_is_shown_none() -> None:
+    """What is not limited has no window."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        assert desk.flights._window("tenant/vip/slots") is None
+        assert desk.flights._window("?") is None
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("moment_ms", [0, 0.5, 1, 2, 3, 4, 6, 8, 10])
+@pytest.mark.parametrize("again", [False, True])
+def test_cancelled_while_the_quota_is_asked_for_nothing_stays_taken(moment_ms: float, again: bool) -> None:  # noqa: FBT001
+    """At any moment of the call, once or twice: the call is seen through and what it got is given back."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        for seed in range(20):
+            desk = Desk(loop, Suspending)
+            assert isinstance(desk.capacity, Suspending)
+            desk.capacity._rng = random.Random(seed)
+            trip = Trip(desk, desk.asking(tenant="vip"), "a")
+            await asyncio.sleep(moment_ms / 1000)
+            for _ in range(1 + again):
+                trip.task.cancel()
+                await asyncio.sleep(0)
+            await asyncio.gather(trip.task, return_exceptions=True)
+            await desk.settle_down()
+            assert not {key for key in desk.held("tenant") if key.endswith("slots")}
+            assert not desk.capacity.broken_off
+            if desk.flights.unsettled == 0:
+                assert not desk.held("tenant")
+
+    play(scenario)
+
+
+def test_a_quota_call_that_fails_after_its_caller_left_is_nobodys_trouble() -> None:
+    """There is nothing to give back, and nothing is raised into the loop."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, Suspending)
+        troubles: list[Any] = []
+        loop.set_exception_handler(lambda _, context: troubles.append(context))
+
+        async def broken(_: object) -> None:
+            await asyncio.sleep(0.1)
+            raise ConnectionError
+
+        desk.capacity.take = broken  # type: ignore[method-assign, assignment]
+        trip = Trip(desk, desk.asking(tenant="vip"), "a")
+        await asyncio.sleep(0.05)
+        trip.task.cancel()
+        await asyncio.sleep(1)
+        assert trip.task.cancelled()
+        assert not troubles
+
+    play(scenario)
+
+
+def test_whoever_is_cancelled_while_giving_back_still_wakes_the_next() -> None:
+    """A slot that comes back without a word would be a slot that nobody takes."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, Suspending)
+        trip = await desk.take_off("a")
+        before = desk.freed
+        trip._over.set()
+        await asyncio.sleep(0)
+        trip.task.cancel()
+        await asyncio.gather(trip.task, return_exceptions=True)
+        await desk.settle_down()
+        assert desk.held() == {"upstream/a/m/total": 100, "upstream/a/m/requests": 1}
+        assert desk.freed == before + 1
+
+    play(scenario)
+
+
+def test_requests_of_a_former_process_hold_a_slot_until_they_end(kind: type[Ledger]) -> None:
+    """Each is counted once, however often it is heard of, and let go at its end or when it falls silent."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        for _ in range(3):
+            for ticket in ("old-1", "old-2"):
+                await desk.flights.record(running(ticket, "a"))
+            await asyncio.sleep(LEASE_S / 2)
+            await desk.flights.sweep()
+        assert desk.held() == {"upstream/a/slots": 2}
+        for _ in range(2):
+            await desk.flights.record(record(RecordKind.FINAL, "old-1", "a", 200))
+        assert desk.held() == {"upstream/a/slots": 1}
+        await asyncio.sleep(LEASE_S)
+        await desk.flights.sweep()
+        await desk.flights.sweep()
+        assert not desk.held()
+        assert not desk.observer.of(Settled)
+
+    play(scenario)
+
+
+def test_a_former_request_that_moves_takes_its_slot_along(kind: type[Ledger]) -> None:
+    """Heard of at another upstream, it has failed over; none of the two counts it twice or for ever."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        await desk.flights.record(running("old", "a"))
+        await desk.flights.record(running("old", "b"))
+        assert desk.held() == {"upstream/b/slots": 1}
+        await desk.flights.record(record(RecordKind.FINAL, "old", "b", 200))
+        assert not desk.held()
+
+    play(scenario)
+
+
+def test_what_is_not_known_here_is_not_adopted(kind: type[Ledger]) -> None:
+    """A foreign upstream has no slots to hold, and the end of an unknown request means nothing."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        await desk.flights.record(running("old", "elsewhere"))
+        await desk.flights.record(record(RecordKind.FINAL, "older", "a", 200))
+        await desk.flights.record(record(RecordKind.ATTEMPT, "", "a", 200))
+        trip = await desk.take_off("a")
+        await desk.flights.record(trip.about(RecordKind.RUNNING, "a", 200))
+        assert desk.held("upstream/a/slots") == {"upstream/a/slots": 1}
+        await trip.land()
+
+    play(scenario)
+
+
+def test_an_end_that_comes_while_silent_requests_are_swept_is_no_trouble() -> None:
+    """The sweep suspends between them; whoever comes first lets go, once."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, Suspending)
+        for i in range(10):
+            await desk.flights.record(running(f"old-{i}", "a"))
+        await asyncio.sleep(LEASE_S + 1)
+        ends = [desk.flights.record(record(RecordKind.FINAL, f"old-{i}", "a", 200)) for i in reversed(range(10))]
+        await asyncio.gather(desk.flights.sweep(), *ends)
+        assert not desk.held()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("record", "state"),
+    [
+        ({"status": 503}, "failures"),
+        ({"status": 500, "error": "server_error/-"}, "failures"),
+        ({"status": 401, "error": "-/invalid_api_key"}, "failures"),
+        ({"status": 429, "error": "-/insufficient_quota"}, "failures"),
+        ({"status": 0, "flags": TIMEOUT}, "failures"),
+        ({"status": 0, "flags": REFUSED}, "failures"),
+        ({"status": 429}, "paced"),
+        ({"status": 429, "error": "-/rate_limit_exceeded"}, "paced"),
+        ({"status": 400, "error": "invalid_request_error/-"}, ""),
+        ({"status": 404}, ""),
+        ({"status": 0, "flags": LEFT}, ""),
+        ({"status": 0, "flags": LEFT | TIMEOUT}, ""),
+        ({"status": 200}, ""),
+    ],
+)
+def test_what_a_failed_attempt_says_about_its_upstream(record: dict[str, Any], state: str) -> None:
+    """A failure, that it wants less, or nothing: a request's own fault and a client that left count against nobody."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        trip = await desk.take_off("ab")
+        await trip.failed("a", **record)
+        breaker = desk.breakers.by_name["a"]
+        assert {"failures": breaker.failures, "paced": breaker.paced} == {
+            "failures": int(state == "failures"),
+            "paced": int(state == "paced"),
+        }
+        await trip.land()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("tail", "more", "stream", "failures"),
+    [
+        (DONE, {}, True, 0),
+        ({"finish": "stop"}, {}, True, 0),
+        ({"done": "1"}, {}, True, 0),
+        ({"events": 3}, {}, True, 2),
+        ({}, {}, False, 0),
+        (DONE | {"error": "overloaded_error/-"}, {}, True, 2),
+        ({"error": "server_error/-"}, {}, False, 2),
+        ({"events": 3}, {"flags": TIMEOUT}, True, 1),
+        ({"events": 3}, {"flags": LEFT}, True, 1),
+    ],
+)
+def test_what_an_answer_says_about_its_upstream(
+    tail: dict[str, Any],
+    more: dict[str, Any],
+    stream: bool,  # noqa: FBT001
+    failures: int,
+) -> None:
+    """A complete answer ends a row of failures; a stream that stopped, or an error inside, is one more."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        earlier, trip = await desk.take_off("a"), await desk.take_off("a", stream=stream)
+        await earlier.failed("a", 503)
+        await trip.final("a", 200, tail=tail, **more)
+        assert desk.breakers.by_name["a"].failures == failures
+        for each in (earlier, trip):
+            await each.land()
+
+    play(scenario)
+
+
+def test_a_failure_that_is_told_twice_counts_once() -> None:
+    """One request that failed once never opens a breaker."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        trip = await desk.take_off("ab")
+        for _ in range(10):
+            await trip.failed("a", 503)
+        assert desk.breakers.by_name["a"].failures == 1
+        assert len(desk.observer.of(AttemptFailed)) == 1
+        await trip.land()
+
+    play(scenario)
+
+
+def test_results_of_requests_that_left_before_a_transition_are_ignored() -> None:
+    """A breaker that was closed again is not opened by what was sent before."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        trips = [await desk.take_off("ab") for _ in range(5)]
+        await asyncio.sleep(1)
+        for signal in (Signal.TRIP, Signal.RESTED, Signal.PROBE_OK):
+            desk.breakers.signal("a", signal, "test")
+        for trip in trips:
+            await trip.failed("a", 503)
+            await trip.land()
+        assert desk.breakers.by_name["a"].state is State.CLOSED
+        assert desk.breakers.by_name["a"].failures == 0
+
+    play(scenario)
+
+
+def test_failed_attempts_of_unknown_requests_teach_the_breakers() -> None:
+    """A former process's requests fail too; of those without any name nobody is charged."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        loop.now += 100
+        nameless = await desk.take_off("a", tenant="default")
+        for i in range(3):
+            await desk.flights.record(record(RecordKind.ATTEMPT, "", "a", 503, request_id=f"gone-{i}" if i else ""))
+        assert desk.breakers.by_name["a"].state is State.OPEN
+        assert desk.held() == {"upstream/a/slots": 1, "upstream/a/m/total": 100, "upstream/a/m/requests": 1}
+        await nameless.land()
+
+    play(scenario)
+
+
+def test_a_record_without_any_name_belongs_to_nobody() -> None:
+    """Not even to a request that came without an id."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        trip = await Trip(desk, request(id="", ticket="t", arrived=loop.time()), "ab").start()
+        await desk.flights.record(record(RecordKind.ATTEMPT, "", "a", 503))
+        assert desk.held()["upstream/a/slots"] == 1
+        await trip.land()
+
+    play(scenario)
+
+
+def test_an_id_that_is_used_again_belongs_to_the_later_request() -> None:
+    """A record by id finds the one that runs, after the earlier one is closed too."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        first, second = [
+            await Trip(desk, request(id="same", ticket=ticket, arrived=loop.time()), "ab").start() for ticket in "xy"
+        ]
+        await first.final("a", tail=DONE)
+        await first.land()
+        await second.failed("a")
+        assert desk.held("upstream/b/slots") == {"upstream/b/slots": 1}
+        await second.land()
+
+    play(scenario)
+
+
+def test_what_answers_take_is_learned() -> None:
+    """How long a slot is held, by upstream and tenant, and how fast a model writes a whole answer."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        trip = await desk.take_off("a", tenant="vip")
+        await asyncio.sleep(7)
+        await trip.final("a", tail=DONE, duration_s=7.0, first_token_s=2.0)
+        await trip.land()
+        assert (desk.pace.hold_s("a"), desk.pace.hold_s("tenant/vip")) == (7, 7)
+        assert desk.pace.output_s("m", 10) == pytest.approx(5)
+        cut = await desk.take_off("a")
+        await cut.final("a", tail={"out": 10}, duration_s=70.0)
+        await cut.land()
+        assert desk.pace.output_s("m", 10) == pytest.approx(5)
+
+    play(scenario)
+
+
+class Traffic:
+    """One random day: requests fly, fail over, are cut, their records come in any order, twice, late or never."""
+
+    def __init__(self, loop: VirtualLoop, seed: int, kind: type[Ledger]) -> None:
+        self.rng = random.Random(seed)
+        self.desk = Desk(loop, kind)
+        if isinstance(self.desk.capacity, Suspending):
+            self.desk.capacity._rng = self.rng
+        self.departed = 0
+
+    async def run(self) -> None:
+        desk = self.desk
+        sweeping = asyncio.ensure_future(self._sweep())
+        flying = [asyncio.ensure_future(self._one()) for _ in range(self.rng.randint(1, 8))]
+        flying += [asyncio.ensure_future(self._former(i)) for i in range(self.rng.randint(0, 3))]
+        await asyncio.gather(*flying)
+        await asyncio.sleep(GRACE_S + LEASE_S + 2)
+        assert not sweeping.done()
+        sweeping.cancel()
+        assert (len(desk.flights), desk.flights.unsettled, desk.flights._by_id, desk.flights._adopted) == (0, 0, {}, {})
+        held = desk.capacity.held()
+        assert not any(key.endswith("/slots") for key in held)
+        assert all(amount > 0 for amount in held.values())
+        settled = Counter(event.request.ticket for event in desk.observer.of(Settled))
+        assert len(settled) == self.departed
+        assert set(settled.values()) <= {1}
+        assert not isinstance(desk.capacity, Suspending) or not desk.capacity.broken_off
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            await self.desk.flights.sweep()
+
+    async def _one(self) -> None:
+        rng = self.rng
+        await asyncio.sleep(rng.uniform(0, 5))
+        order = rng.choice(["a", "b", "ab", "ba"])
+        trip = Trip(self.desk, self.desk.asking(tenant=rng.choice(["vip", "default"])), order, rng.choice(["", "a"]))
+        if rng.random() < 0.2:
+            await asyncio.sleep(rng.choice([0, 0.001, 0.003, 0.01]))
+            trip.task.cancel()
+        try:
+            await trip.start()
+        except (Rejected, asyncio.CancelledError):
+            self.departed += trip._away.is_set()
+            return
+        await self._report(trip)
+        self.departed += 1
+
+    async def _report(self, trip: Trip) -> None:
+        rng = self.rng
+        served = rng.choice([*trip.order, ""])
+        records = []
+        for number, name in enumerate(trip.order, 1):
+            if name == served:
+                break
+            how = {"attempt": number, "flags": rng.choice([frozenset(), TIMEOUT, REFUSED, LEFT])}
+            records.append(partial(trip.failed, name, rng.choice([0, 429, 503]), **how))
+        tail = rng.choice([DONE, {}, {"events": 5}, DONE | {"in": 400}])
+        status = rng.choice([200, 200, 0]) if served else rng.choice([503, 429, 0])
+        flags = rng.choice([frozenset(), LEFT])
+        records.append(partial(trip.final, served, status, tail=tail, flags=flags))
+        records.append(partial(self._end, trip))
+        if rng.random() < 0.5:
+            records.append(rng.choice(records[:-1]))
+        if rng.random() < 0.3:
+            records.remove(rng.choice(records[:-1]))
+        if rng.random() < 0.5:
+            rng.shuffle(records)
+        for each in records:
+            await asyncio.sleep(rng.choice([0, 0.001, 1, GRACE_S + 2]))
+            await each()
+        await self._end(trip)
+
+    async def _end(self, trip: Trip) -> None:
+        trip._over.set()
+        if self.rng.random() < 0.3:
+            trip.task.cancel()
+        await asyncio.gather(trip.task, return_exceptions=True)
+
+    async def _former(self, number: int) -> None:
+        rng, ticket = self.rng, f"old-{number}"
+        for _ in range(rng.randint(1, 6)):
+            await asyncio.sleep(rng.choice([0.5, LEASE_S - 0.01, LEASE_S + 1]))
+            kind = rng.choice([RecordKind.RUNNING, RecordKind.RUNNING, RecordKind.FINAL])
+            await self.desk.flights.record(record(kind, ticket, rng.choice("ab"), 200))
+
+
+@pytest.mark.parametrize("rounds", range(10))
+def test_random_days_close_every_book(kind: type[Ledger], rounds: int) -> None:
+    """500 of them for each kind of capacity; the seed of one that fails is told.
+
+    In the end no slot is held, nothing was returned that was not taken, no book is open, and each request that departed
+    was settled exactly once.
+    """
+    for seed in range(rounds * 50, (rounds + 1) * 50):
+        try:
+            play(lambda loop, seed=seed: Traffic(loop, seed, kind).run())
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
