@@ -226,6 +226,7 @@ class Service:
                 limit = Limit("*", kinds[seen.kind], per_second * 60, per_second * 10)
                 self.capacity.resize(bucket_key(upstream.name, limit), per_second, limit.capacity)
                 self.capacity.resize_slots(slots_key(upstream.name), upstream.concurrency or 1_000_000)
+                self.limiter.kick()
 
     async def _sweep(self) -> None:
         while True:
@@ -236,7 +237,7 @@ class Service:
     async def _ramp(self) -> None:
         """Half the slots at first: answers that a former process let go may still be running, not yet heard of."""
         ramp_s = self.settings.service.restart_ramp_s
-        limits = {key: c.limit for key, c in self.capacity.levels().items() if isinstance(c, Slots)}
+        limits = {slots_key(u.name): u.concurrency for u in self.policy.upstreams.values() if u.concurrency}
         if ramp_s > 0:
             for key, limit in limits.items():
                 self.capacity.resize_slots(key, max(1, limit // 2))

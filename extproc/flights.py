@@ -229,7 +229,7 @@ class Flights:
                 self._pace.learn_output(flight.request.model, generating, usage.output)
         if client_gone:
             return
-        sound = not record.tail.get("error") and not record.flags & CUT and (complete or not flight.request.stream)
+        sound = not (record.tail.get("error") or record.tail.get("cut") or record.flags & CUT)
         outcome = Outcome.SUCCESS if sound else Outcome.FAILURE
         if not record.flags & (CUT - {STALLED}):  # a cut was already counted by its attempt record
             cause = f"answer with error {record.tail['error']}" if record.tail.get("error") else "answer ended early"

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from itertools import count
 from math import inf, isfinite
 
@@ -29,6 +28,7 @@ from extproc.core.policy import WhenBusy
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request
 from extproc.core.routing import options
+from extproc.core.value import value
 from extproc.ports import Capacity, Clock, Observer
 
 __all__ = ["Grant", "Limiter", "Wants"]
@@ -39,7 +39,7 @@ MAX_DEPTH = 64
 """At most so many of each group are asked for at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Wants:
     """What one request could take: upstreams in order of preference, and what each costs it."""
 
@@ -47,7 +47,7 @@ class Wants:
     prices: dict[str, tuple[Claim, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Grant:
     """The upstream that serves first; its claims are taken and belong to the caller now. waited: whether it queued."""
 
@@ -89,6 +89,7 @@ class Limiter:
         self._pace = pace
         self._observe = observer
         self._earliest_probe = earliest_probe
+        self._demand = forecast.Demand()
         self._seq = count()
         self._wake = asyncio.Event()
         self._newcomers: list[_Turn] = []
@@ -121,6 +122,10 @@ class Limiter:
         """
         if self.draining:
             raise Rejected(Reason.DRAINING, retry_after=1.0)
+        if self._capacity.immediate and not len(self.lanes):
+            option = await self._at_once(request, wants)
+            if option is not None:
+                return Grant(option.name, waited=False)
         turn = self._join(request, wants)
         try:
             await self._first_look(turn)
@@ -153,6 +158,20 @@ class Limiter:
         if not isfinite(predicted):
             return max(1.0, self._earliest_probe(wants.names) - self._clock.time())
         return max(1.0, predicted - 0.5 * self.lanes.rules[request.lane].max_wait_s)
+
+    async def _at_once(self, request: Request, wants: Wants) -> Option | None:
+        """The first choice, taken, when it has room: nobody waits, so nobody is passed."""
+        first = next(filter(self._allows, wants.names), None)
+        if first is None:
+            return None
+        ask = Ask(request.ticket, (Option(first, wants.prices[first]),))
+        option = (await self._capacity.take((ask,)))[0].option
+        if option is not None:
+            self._note(request, option)
+        return option
+
+    def _note(self, request: Request, option: Option) -> None:
+        self._demand.note(self.lanes.rules[request.lane].rank, option.claims, self._clock.time())
 
     def _join(self, request: Request, wants: Wants) -> _Turn:
         turn = _Turn(request, next(self._seq), wants)
@@ -270,6 +289,7 @@ class Limiter:
     def _grant(self, head: Waiter, option: Option) -> None:
         assert isinstance(head, _Turn)  # noqa: S101 - only this class fills the lanes
         self.lanes.leave(head)
+        self._note(head.request, option)
         head.granted = option
         head.event.set()
 
@@ -282,7 +302,7 @@ class Limiter:
             self._timer.cancel()
             self._timer = None
         if isfinite(seconds):
-            self._timer = asyncio.get_running_loop().call_later(0.0, self.kick)
+            self._timer = asyncio.get_running_loop().call_later(max(TICK_S, seconds), self.kick)
 
     def _options(self, waiter: Waiter) -> tuple[Option, ...]:
         assert isinstance(waiter, _Turn)  # noqa: S101 - only this class fills the lanes
@@ -305,8 +325,11 @@ class Limiter:
         def ahead(key: str) -> Backlog:
             return self.lanes.ahead(waiter, name, key, self._allows)
 
-        levels, now = self._capacity.levels(), self._clock.time()
-        return forecast.wait_s(levels, wants.prices[name], ahead, self._pace.hold_s(name), now)
+        def above(key: str) -> float:
+            return self._demand.above(key, rank, now)
+
+        levels, now, rank = self._capacity.levels(), self._clock.time(), self.lanes.rules[waiter.request.lane].rank
+        return forecast.wait_s(levels, wants.prices[name], ahead, above, self._pace.hold_s(name), now)
 
 
 def _group(turn: _Turn) -> Group:

@@ -106,7 +106,7 @@ class Reception:
         route = self._route(call, greeting.caller)
         counted = await self._count(call)
         size = self._size(call, counted, self._policy.upstreams[route.chain[0]].own_name(call.model))
-        size = routing.fitting(self._policy, route, size, capped=call.output_cap is not None)
+        size = routing.fitting(self._policy, route, size, capped=call.output_cap is not None, model=call.model)
         pin = self._pin(call.state, route)
         names = routing.eligible(self._policy, route, greeting.endpoint.dialect, call.model, size, pin)
         prices = {

@@ -24,20 +24,28 @@ from extproc.shared.memory import MemoryCapacity
 T = TypeVar("T")
 
 
+SPINS_MAX = 100_000
+
+
 class Stuck(Exception):  # noqa: N818 - what it says, not what went wrong
-    """Nothing will ever happen any more."""
+    """Nothing will ever happen any more, or so much at once that time stands still."""
 
 
 class _Jumping(selectors.SelectSelector):
     """Never waits: moves the loop's time to its next timer instead."""
 
     loop: VirtualLoop
+    spins = 0
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
             raise Stuck
+        self.spins += 1
         if timeout > 0:
             self.loop.jump()
+            self.spins = 0
+        if self.spins > SPINS_MAX:
+            raise Stuck
         return super().select(0)
 
 

@@ -763,7 +763,8 @@ def test_what_a_failed_attempt_says_about_its_upstream(record: dict[str, Any], s
         (DONE, {}, True, 0),
         ({"finish": "stop"}, {}, True, 0),
         ({"done": "1"}, {}, True, 0),
-        ({"events": 3}, {}, True, 2),
+        ({"events": 3, "cut": "1"}, {}, True, 2),
+        ({"events": 3}, {}, True, 0),
         ({}, {}, False, 0),
         (DONE | {"error": "overloaded_error/-"}, {}, True, 2),
         ({"error": "server_error/-"}, {}, False, 2),
@@ -777,7 +778,10 @@ def test_what_an_answer_says_about_its_upstream(
     stream: bool,  # noqa: FBT001
     failures: int,
 ) -> None:
-    """A complete answer ends a row of failures; a stream that stopped, or an error inside, is one more."""
+    """A complete answer ends a row of failures; a stream cut short, or an error inside, is one more.
+
+    A stream that the filters could not read says nothing against it.
+    """
 
     async def scenario(loop: VirtualLoop) -> None:
         desk = Desk(loop)

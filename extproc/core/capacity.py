@@ -10,10 +10,10 @@ an ask is granted whose followers were left out of the batch, it ends there, bec
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf
 
 from extproc.core.bucket import Slots, TokenBucket
+from extproc.core.value import value
 
 __all__ = ["Answer", "Ask", "Change", "Claim", "Option", "Store", "answer"]
 
@@ -21,7 +21,7 @@ Store = dict[str, TokenBucket | Slots]
 """Everything that is counted, by key."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claim:
     """`amount` of what `key` counts: tokens, requests or slots."""
 
@@ -29,7 +29,7 @@ class Claim:
     amount: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Option:
     """All that the upstream `name` would need for a request."""
 
@@ -37,7 +37,7 @@ class Option:
     claims: tuple[Claim, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ask:
     """One request's options, best first. followed: others who want the same come next, but are not in the batch."""
 
@@ -46,7 +46,7 @@ class Ask:
     followed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answer:
     """The option that was taken, or None with `retry_after`: seconds until asking again may help.
 
@@ -58,7 +58,7 @@ class Answer:
     short: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Change:
     """`amount` given back to `key`; negative charges it, into debt if need be."""
 

@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import exp, inf
 
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.capacity import Claim, Store
 from extproc.core.lanes import Backlog
 from extproc.core.policy import Kind
 
-__all__ = ["Pace", "wait_s"]
+__all__ = ["Demand", "Pace", "wait_s"]
 
 WEIGHT = 0.1
 """Weight of the newest value in a moving average."""
+MEMORY_S = 5.0
+"""How long a lane's demand is remembered."""
+LEAST_SHARE = 0.05
+"""However much better lanes take, a forecast counts on this share of the rate."""
 
 
 @dataclass(slots=True)
@@ -55,23 +59,64 @@ class Pace:
             known.popitem(last=False)
 
 
-def wait_s(store: Store, claims: Sequence[Claim], ahead: Callable[[str], Backlog], hold_s: float, now: float) -> float:
-    """Seconds until `claims` can be met when everything `ahead` of them, by key, is served first."""
+@dataclass(slots=True)
+class Demand:
+    """How fast each lane takes of each counter, in units per second: what better lanes take, others do not get.
+
+    A decaying sum, so that a lane that falls silent is forgotten within some `MEMORY_S`.
+    """
+
+    _taken: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
+
+    def note(self, rank: int, claims: Sequence[Claim], now: float) -> None:
+        """The lane of this rank was granted `claims`."""
+        for claim in claims:
+            self._taken[claim.key, rank] = (self._sum(claim.key, rank, now) + claim.amount, now)
+
+    def above(self, key: str, rank: int, now: float) -> float:
+        """Units per second of `key` that lanes better than `rank` take."""
+        return sum(self._sum(key, better, now) for better in range(rank)) / MEMORY_S
+
+    def _sum(self, key: str, rank: int, now: float) -> float:
+        total, at = self._taken.get((key, rank), (0.0, now))
+        return total * exp((at - now) / MEMORY_S)
+
+
+def wait_s(
+    store: Store,
+    claims: Sequence[Claim],
+    ahead: Callable[[str], Backlog],
+    above: Callable[[str], float],
+    hold_s: float,
+    now: float,
+) -> float:
+    """Seconds until `claims` can be met when everything `ahead` of them is served first, and better lanes go on.
+
+    ahead, above: by key, what waits in front, and the units per second that better lanes take.
+    """
     longest = 0.0
     for claim in claims:
         counter = store.get(claim.key)
         if isinstance(counter, TokenBucket):
-            longest = max(longest, _bucket_wait(counter, claim, ahead(claim.key), now))
+            missing = _bucket_missing(counter, claim, ahead(claim.key), now)
+            rate = counter.rate
         elif isinstance(counter, Slots):
-            longest = max(longest, _slot_wait(counter, claim, ahead(claim.key), hold_s))
+            missing = claim.amount + ahead(claim.key).requests + counter.used - counter.limit
+            rate = counter.limit / hold_s if hold_s > 0 else inf
+        else:
+            continue
+        if missing > 0:
+            longest = max(longest, _time(missing, rate, above(claim.key)))
     return longest
 
 
-def _bucket_wait(bucket: TokenBucket, claim: Claim, ahead: Backlog, now: float) -> float:
-    missing = _queued(claim.key, ahead) + min(claim.amount, bucket.capacity) - bucket.level_at(now)
-    if missing <= 0:
-        return 0.0
-    return missing / bucket.rate if bucket.rate > 0 else inf
+def _time(missing: float, rate: float, above: float) -> float:
+    left = max(rate - above, LEAST_SHARE * rate)
+    return missing / left if left > 0 else inf
+
+
+def _bucket_missing(bucket: TokenBucket, claim: Claim, ahead: Backlog, now: float) -> float:
+    return _queued(claim.key, ahead) + min(claim.amount, bucket.capacity) - bucket.level_at(now)
 
 
 def _queued(key: str, ahead: Backlog) -> int:
@@ -84,10 +129,3 @@ def _queued(key: str, ahead: Backlog) -> int:
             return ahead.tokens - ahead.input
         case _:
             return ahead.tokens
-
-
-def _slot_wait(slots: Slots, claim: Claim, ahead: Backlog, hold_s: float) -> float:
-    free = slots.limit - slots.used - ahead.requests
-    if free >= claim.amount or slots.limit <= 0:
-        return 0.0
-    return (claim.amount - free) * hold_s / slots.limit

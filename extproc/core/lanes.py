@@ -20,11 +20,12 @@ from itertools import islice
 from extproc.core.capacity import Option
 from extproc.core.policy import Lane
 from extproc.core.request import Request
+from extproc.core.value import value
 
 __all__ = ["Backlog", "Group", "Lanes", "Waiter"]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Group:
     """What a waiter would take now: of these upstreams, counted under these keys.
 

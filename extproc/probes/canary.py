@@ -8,13 +8,14 @@ costs is charged to the upstream's buckets like anything else.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import aiohttp
 
 from extproc.breakers import Breakers
-from extproc.core.breaker import Signal
+from extproc.core.breaker import Signal, State
 from extproc.core.capacity import Change
 from extproc.core.events import Probed
 from extproc.core.policy import Upstream
@@ -27,6 +28,7 @@ __all__ = ["Canary", "Target"]
 SIZE = Size(input=12, output=5)
 TIMEOUT_S = 5.0
 CHECK_EVERY_S = 0.25
+MAX_ANSWER_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Canary:
         await self._charge(target)
         cause = await self._call(session, target)
         self._observe(Probed(name, not cause, self._clock.time() - began))
-        if not self._breakers.by_name[name].allows:  # an operator may have reset it meanwhile
+        if self._breakers.by_name[name].state is State.HALF_OPEN:  # an operator may have moved it meanwhile
             signal = Signal.PROBE_FAILED if cause else Signal.PROBE_OK
             self._breakers.signal(name, signal, cause or "canary answered")
 
@@ -90,12 +92,12 @@ class Canary:
         headers = {"x-tidegate-probe": target.upstream.name}
         try:
             async with session.post(self._url + path, json=body, headers=headers) as response:
-                answer = await response.json(content_type=None)
+                answer = json.loads(await response.content.read(MAX_ANSWER_BYTES))
                 if response.status != 200:  # noqa: PLR2004
                     return f"canary got status {response.status}"
         except TimeoutError:
             return f"canary got no answer in {TIMEOUT_S:g} s"
-        except (aiohttp.ClientError, ValueError) as error:
+        except (aiohttp.ClientError, ValueError, RecursionError) as error:
             return f"canary failed: {type(error).__name__}"
         sound = isinstance(answer, dict) and "error" not in answer and (answer.get("choices") or answer.get("content"))
         return "" if sound else "canary got an answer that is none"

@@ -16,6 +16,7 @@ __all__ = ["probe_listener"]
 
 _MAX_BODY = 4096
 _PER_SECOND = 5
+"""On top of one for each upstream, which may all have to be tried at once."""
 
 
 def probe_listener(settings: Settings) -> Data:
@@ -27,7 +28,11 @@ def probe_listener(settings: Settings) -> Data:
         stat_prefix="probe",
         stream_idle_timeout="15s",
         route_config={"name": "probe", "virtual_hosts": [_host(settings)]},
-        http_filters=[local_rate_limit("probe", token_bucket(_PER_SECOND)), body_limit, router()],
+        http_filters=[
+            local_rate_limit("probe", token_bucket(_PER_SECOND + len(settings.upstreams))),
+            body_limit,
+            router(),
+        ],
     )
     return {
         "name": "probe",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.capacity import Claim
-from extproc.core.forecast import Pace, wait_s
+from extproc.core.forecast import MEMORY_S, Demand, Pace, wait_s
 from extproc.core.lanes import Backlog
 
 AHEAD = Backlog(requests=5, tokens=500, input=400)
@@ -19,7 +19,7 @@ AHEAD = Backlog(requests=5, tokens=500, input=400)
 def forecast(
     counter: TokenBucket | Slots, key: str, amount: float, ahead: Backlog = AHEAD, hold_s: float = 0.0
 ) -> float:
-    return wait_s({key: counter}, [Claim(key, amount)], lambda _: ahead, hold_s, 0.0)
+    return wait_s({key: counter}, [Claim(key, amount)], lambda _: ahead, lambda _: 0.0, hold_s, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -50,22 +50,41 @@ def test_slots_wait_as_long_as_those_ahead_hold_them() -> None:
     assert forecast(Slots(2, 2.0), "a/slots", 1, hold_s=3) == 9
     assert forecast(Slots(2, 2.0), "a/slots", 1, hold_s=0) == 0
     assert forecast(Slots(20, 2.0), "a/slots", 1, hold_s=3) == 0
-    assert forecast(Slots(0, 0.0), "a/slots", 1, hold_s=3) == 0
+    assert forecast(Slots(0, 0.0), "a/slots", 1, hold_s=3) == inf
 
 
 def test_the_longest_claim_counts_and_unknown_keys_do_not() -> None:
     """A request waits for all it needs; what is not counted is never waited for."""
     store = {"a/slots": Slots(1, 1.0), "a/total": TokenBucket(10, 100, 0, 0.0)}
     wants = [Claim("a/slots", 1), Claim("a/total", 50), Claim("?", 9)]
-    assert wait_s(store, wants, lambda _: Backlog(), 2.0, 0.0) == 5
-    assert wait_s(store, wants[:1], lambda _: Backlog(), 2.0, 0.0) == 2
-    assert wait_s(store, wants[2:], lambda _: Backlog(), 2.0, 0.0) == 0
+    assert wait_s(store, wants, lambda _: Backlog(), lambda _: 0.0, 2.0, 0.0) == 5
+    assert wait_s(store, wants[:1], lambda _: Backlog(), lambda _: 0.0, 2.0, 0.0) == 2
+    assert wait_s(store, wants[2:], lambda _: Backlog(), lambda _: 0.0, 2.0, 0.0) == 0
 
 
 def test_a_bucket_that_never_refills_is_an_infinite_wait() -> None:
     """Unless it holds enough for everybody ahead as well."""
     assert forecast(TokenBucket(0, 1000, 550, 0.0), "a/total", 51) == inf
     assert forecast(TokenBucket(0, 1000, 551, 0.0), "a/total", 51) == 0
+
+
+def test_what_better_lanes_take_is_not_there_for_worse_ones() -> None:
+    """Of 10 per second better lanes take 6: a wait for 50 is 50 / 4 seconds, and never longer than at 5 % of the rate."""
+    store, claim = {"a/total": TokenBucket(10, 100, 0, 0.0)}, Claim("a/total", 50)
+    assert wait_s(store, [claim], lambda _: Backlog(), lambda _: 6.0, 0.0, 0.0) == pytest.approx(12.5)
+    assert wait_s(store, [claim], lambda _: Backlog(), lambda _: 60.0, 0.0, 0.0) == pytest.approx(100)
+
+
+def test_demand_is_what_better_lanes_took_lately() -> None:
+    """A steady 6 per second is known as such by the lanes below, not by the lane itself, and is soon forgotten."""
+    demand = Demand()
+    for second in range(60):
+        demand.note(0, [Claim("a/total", 6)], float(second))
+    assert demand.above("a/total", 1, 59.0) == pytest.approx(6, rel=0.15)
+    assert demand.above("a/total", 2, 59.0) == demand.above("a/total", 1, 59.0)
+    assert demand.above("a/total", 0, 59.0) == 0
+    assert demand.above("b/total", 1, 59.0) == 0
+    assert demand.above("a/total", 1, 59.0 + 6 * MEMORY_S) < 0.03
 
 
 def test_pace_learns_a_moving_average_and_knows_nothing_at_first() -> None:
@@ -80,6 +99,25 @@ def test_pace_learns_a_moving_average_and_knows_nothing_at_first() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "tokens"), [(0.0, 5), (-1.0, 5), (1.0, 0)])
+def test_what_better_lanes_take_is_not_there_for_worse_ones() -> None:
+    """Of 10 per second better lanes take 6: a wait for 50 is 50 / 4 seconds, and never longer than at 5 % of the rate."""
+    store, claim = {"a/total": TokenBucket(10, 100, 0, 0.0)}, Claim("a/total", 50)
+    assert wait_s(store, [claim], lambda _: Backlog(), lambda _: 6.0, 0.0, 0.0) == pytest.approx(12.5)
+    assert wait_s(store, [claim], lambda _: Backlog(), lambda _: 60.0, 0.0, 0.0) == pytest.approx(100)
+
+
+def test_demand_is_what_better_lanes_took_lately() -> None:
+    """A steady 6 per second is known as such by the lanes below, not by the lane itself, and is soon forgotten."""
+    demand = Demand()
+    for second in range(60):
+        demand.note(0, [Claim("a/total", 6)], float(second))
+    assert demand.above("a/total", 1, 59.0) == pytest.approx(6, rel=0.15)
+    assert demand.above("a/total", 2, 59.0) == demand.above("a/total", 1, 59.0)
+    assert demand.above("a/total", 0, 59.0) == 0
+    assert demand.above("b/total", 1, 59.0) == 0
+    assert demand.above("a/total", 1, 59.0 + 6 * MEMORY_S) < 0.03
+
+
 def test_pace_learns_nothing_from_nonsense(seconds: float, tokens: int) -> None:
     """No tokens or no time say nothing about speed."""
     pace = Pace()

@@ -21,11 +21,13 @@ import pytest
 from extproc.fakes.record import fingerprint
 from extproc.stack import Stack
 from tests.e2e.conftest import books_balance, chat
-from tests.e2e.doubles import CHAT, MESSAGES, crowd, running, until
+from tests.e2e.doubles import CHAT, MESSAGES, Upstream, crowd, running, until
 
 CHAIN = ("primary", "backup", "local")
 COOL_DOWN_S = 0.3
 COOL_DOWN_MAX_S = 1.2
+QUICK = {"failures": 3, "paced": 3, "cool_down_s": COOL_DOWN_S, "cool_down_max_s": COOL_DOWN_MAX_S}
+MANY = tuple(f"many-{i}" for i in range(8))
 HTTP = httpx.Client(timeout=30)
 LISTENING = "0A"
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
@@ -33,11 +35,20 @@ LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def crowded() -> Iterator[Upstream]:
+    """One place that many upstreams lead to."""
+    with Upstream().listening() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, crowded: Upstream) -> Iterator[Stack]:
     """Three fakes whose breakers move quickly, and lanes for the patient and the impatient."""
     folder = tmp_path_factory.mktemp("breaker")
     upstreams = {name: fake(folder, name) for name in CHAIN}
     upstreams["claude"] = fake(folder, "claude", dialects=["anthropic"], models={"claude": "claude-own"})
+    url = f"http://127.0.0.1:{crowded.port}"
+    upstreams |= {name: {"provider": "compatible", "url": url, "concurrency": 9, "breaker": QUICK} for name in MANY}
     routes = [["gpt-5", *CHAIN], *([name, name] for name in upstreams)]
     with running(
         folder,
@@ -74,7 +85,7 @@ def fake(folder: Path, name: str, **more: Any) -> dict[str, Any]:
         "concurrency": 100,
         "owned": name == "local",
         "models": {"gpt-5": f"{name}-own"},
-        "breaker": {"failures": 3, "paced": 3, "cool_down_s": COOL_DOWN_S, "cool_down_max_s": COOL_DOWN_MAX_S},
+        "breaker": QUICK,
         "fake": {"first_token_s": 0.01, "output_tokens_per_s": 2000},
     } | more
 
@@ -329,26 +340,44 @@ async def test_results_of_the_time_before_are_ignored(stack: Stack) -> None:
     assert breaker(stack) == {"state": "closed", "failures": 0, "paced": 0}
 
 
+async def test_many_canaries_at_once_do_not_stand_in_each_others_way(stack: Stack, crowded: Upstream) -> None:
+    """An outage that opened many breakers is over: every canary gets through, though Envoy lets few pass per second."""
+    crowded.answers += [(503, {}, b"{}")] * (3 * len(MANY))
+    async with crowd(stack) as clients:
+        asked = [clients.ask({**chat(), "model": name}) for name in MANY for _ in range(3)]
+        assert {answer.status for answer in await asyncio.gather(*asked)} == {503}
+    probes = await asyncio.to_thread(until, lambda: probes_of(stack) if len(probes_of(stack)) >= len(MANY) else None)
+    assert probes == {f"{name}:ok": 1 for name in MANY}
+
+
+def probes_of(stack: Stack) -> dict[str, int]:
+    """How often the canaries of the many had which result."""
+    return {key: count for key, count in stack.state()["tally"]["probes"].items() if key.startswith("many")}
+
+
 # The private listener that canaries use.
 
 
 def test_the_probe_listener_serves_nobody_else(stack: Stack) -> None:
     """Without the name of an upstream there is nothing; large bodies are refused; nothing of it reaches a fake."""
-    url = f"http://127.0.0.1:{stack.settings.gateway.probe_port}"
-    until(lambda: HTTP.post(url + CHAT, json=chat()).status_code == 404)
-    assert HTTP.post(url + CHAT, json=chat(), headers={"x-tidegate-probe": "nobody"}).status_code == 404
-    assert HTTP.get(url).status_code == 404
-    big = HTTP.post(url + CHAT, json=chat("x" * 5000), headers={"x-tidegate-probe": "primary"})
-    assert big.status_code == 413
+    assert probed(stack, chat()) == 404
+    assert probed(stack, chat(), "nobody") == 404
+    assert probed(stack, chat("x" * 5000), "primary") == 413
     assert [seen(stack, name) for name in CHAIN] == [[], [], []]
+
+
+def probed(stack: Stack, body: Mapping[str, Any], upstream: str | None = None) -> int:
+    """Status of a call to the probe listener, once it lets one pass."""
+    url = f"http://127.0.0.1:{stack.settings.gateway.probe_port}{CHAT}"
+    headers = {"x-tidegate-probe": upstream} if upstream else {}
+    return int(until(lambda: (s := HTTP.post(url, json=body, headers=headers).status_code) != 429 and s))
 
 
 def test_the_probe_listener_is_slow_on_purpose(stack: Stack) -> None:
     """Whoever reaches it cannot spend much."""
     url = f"http://127.0.0.1:{stack.settings.gateway.probe_port}"
-    statuses = [
-        HTTP.post(url + CHAT, json=chat(), headers={"x-tidegate-probe": "local"}).status_code for _ in range(20)
-    ]
+    headers = {"x-tidegate-probe": "local"}
+    statuses = [HTTP.post(url + CHAT, json=chat(), headers=headers).status_code for _ in range(50)]
     assert statuses.count(429) >= 8
 
 

@@ -225,8 +225,8 @@ def test_a_drain_without_work_is_over_at_once(stack: Stack) -> None:
 
 def test_a_killed_envoy_frees_everything_at_once(stack: Stack, pool: ThreadPoolExecutor) -> None:
     """Envoy dies with answers under way and requests in line: slots and places are free at once. No record will come,
-    so the estimate is kept, and counted as unknown, when the grace period is over. (One in line may be let go in the
-    moment in which the slot is free and its own end is not noticed yet.)
+    so the estimate is kept, and counted as unknown, when the grace period is over. One in line may have been let go in
+    the moment when the slot was free and its own end not noticed yet.
     """
     answers = [answering(pool, stack, 60.0, "narrow"), answering(pool, stack, 60.0)]
     held = [queued(pool, stack) for _ in range(3)]

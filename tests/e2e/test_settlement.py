@@ -350,7 +350,7 @@ def tell(
     entry = message.http_logs.log_entry.add()
     entry.common_properties.access_log_type = kind
     entry.common_properties.upstream_cluster = upstream
-    entry.common_properties.metadata.filter_metadata["llm.route"].update({"ticket": ticket})
+    entry.common_properties.custom_tags["ticket"] = ticket
     entry.response.response_code.value = status
     if used:
         told_of = {"in": used[0], "out": used[1], "done": "1", "finish": "stop"}
