@@ -69,7 +69,7 @@ def test_a_bucket_that_never_refills_is_an_infinite_wait() -> None:
 
 
 def test_what_better_lanes_take_is_not_there_for_worse_ones() -> None:
-    """Of 10 per second better lanes take 6: a wait for 50 is 50 / 4 seconds, and never longer than at 5 % of the rate."""
+    """Of 10 per second better lanes take 6: a wait for 50 is 50 / 4 seconds, and never longer than at 5 % of it."""
     store, claim = {"a/total": TokenBucket(10, 100, 0, 0.0)}, Claim("a/total", 50)
     assert wait_s(store, [claim], lambda _: Backlog(), lambda _: 6.0, 0.0, 0.0) == pytest.approx(12.5)
     assert wait_s(store, [claim], lambda _: Backlog(), lambda _: 60.0, 0.0, 0.0) == pytest.approx(100)
@@ -99,25 +99,6 @@ def test_pace_learns_a_moving_average_and_knows_nothing_at_first() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "tokens"), [(0.0, 5), (-1.0, 5), (1.0, 0)])
-def test_what_better_lanes_take_is_not_there_for_worse_ones() -> None:
-    """Of 10 per second better lanes take 6: a wait for 50 is 50 / 4 seconds, and never longer than at 5 % of the rate."""
-    store, claim = {"a/total": TokenBucket(10, 100, 0, 0.0)}, Claim("a/total", 50)
-    assert wait_s(store, [claim], lambda _: Backlog(), lambda _: 6.0, 0.0, 0.0) == pytest.approx(12.5)
-    assert wait_s(store, [claim], lambda _: Backlog(), lambda _: 60.0, 0.0, 0.0) == pytest.approx(100)
-
-
-def test_demand_is_what_better_lanes_took_lately() -> None:
-    """A steady 6 per second is known as such by the lanes below, not by the lane itself, and is soon forgotten."""
-    demand = Demand()
-    for second in range(60):
-        demand.note(0, [Claim("a/total", 6)], float(second))
-    assert demand.above("a/total", 1, 59.0) == pytest.approx(6, rel=0.15)
-    assert demand.above("a/total", 2, 59.0) == demand.above("a/total", 1, 59.0)
-    assert demand.above("a/total", 0, 59.0) == 0
-    assert demand.above("b/total", 1, 59.0) == 0
-    assert demand.above("a/total", 1, 59.0 + 6 * MEMORY_S) < 0.03
-
-
 def test_pace_learns_nothing_from_nonsense(seconds: float, tokens: int) -> None:
     """No tokens or no time say nothing about speed."""
     pace = Pace()
