@@ -22,6 +22,9 @@ from extproc.wording import Wording
 
 __all__ = ["Dispatch", "Timing"]
 
+HURRIED = 0.5
+"""A caller that gives an attempt less than this share of the usual time cannot tell a sick upstream from a busy one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -63,7 +66,7 @@ class Dispatch:
         flight.accounting = {name: self._policy.upstreams[name].accounting for name in order}
         rewrite = self._rewrite(request, order, document)
         per_try_s, total_s = self._limits(request, len(order), now)
-        flight.hurried = per_try_s < self._usual_s(request)
+        flight.hurried = per_try_s < HURRIED * self._usual_s(request)
         retry_s = ceil(self._policy.upstreams[first].breaker.cool_down_s)
         return Departure(
             ticket=request.ticket,

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from extproc.settings import Settings
@@ -15,10 +16,13 @@ from extproc.stack import Stack, StackError
 
 __all__ = ["run", "summary"]
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 def run(settings: Settings, workdir: Path) -> None:
     """Start everything, show a line per second, stop everything on Ctrl-C or SIGTERM. StackError when it cannot run."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for name in _SIGNALS:
+        signal.signal(name, _stop)
     workers = settings.gateway.workers or max(1, min(4, os.cpu_count() or 1))
     stack = Stack(settings, workdir, workers=workers)
     _say("starting ...")
@@ -28,6 +32,13 @@ def run(settings: Settings, workdir: Path) -> None:
             _watch(stack)
     except KeyboardInterrupt:
         _say("\nstopped")
+
+
+def _stop(_: int, __: FrameType | None) -> None:
+    """The first signal ends the stack; any more must not keep it from ending in order."""
+    for name in _SIGNALS:
+        signal.signal(name, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def summary(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

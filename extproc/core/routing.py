@@ -146,7 +146,16 @@ def _output_room(upstream: Upstream, model: str, prompt: int) -> float:
     return room
 
 
+@lru_cache(maxsize=4096)
+def _surely_held(upstream: Upstream, model: str) -> float:
+    """Tokens up to which any request fits, whatever they are of."""
+    limits = (limit.per_minute for limit in limits_of(upstream, model) if limit.kind is not Kind.REQUESTS)
+    return min((inf if upstream.window is None else upstream.window, *limits))
+
+
 def _holds(upstream: Upstream, model: str, size: Size) -> bool:
+    if size.total <= _surely_held(upstream, model):
+        return True
     if upstream.window is not None and size.total > upstream.window:
         return False
     amounts: Mapping[Kind, int] = {Kind.TOTAL: size.total, Kind.INPUT: size.input, Kind.OUTPUT: size.output}

@@ -49,7 +49,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, crowded: Upstream) -> Itera
     upstreams["claude"] = fake(folder, "claude", dialects=["anthropic"], models={"claude": "claude-own"})
     url = f"http://127.0.0.1:{crowded.port}"
     upstreams |= {name: {"provider": "compatible", "url": url, "concurrency": 9, "breaker": QUICK} for name in MANY}
-    routes = [["gpt-5", *CHAIN], *([name, name] for name in upstreams)]
+    routes = [["gpt-5", *CHAIN], ["rented", "primary", "backup"], *([name, name] for name in upstreams)]
     with running(
         folder,
         upstreams=upstreams,
@@ -158,7 +158,12 @@ def test_three_failures_in_a_row_open_it(stack: Stack, fault: str) -> None:
     until(lambda: opened(stack))
 
 
-@pytest.mark.parametrize("fault", ["silence", "early-end", "cut", "error-first"])
+NOT_READ = pytest.mark.xfail(strict=True, reason="product.md R8: broken events inside a stream are not noticed yet")
+
+
+@pytest.mark.parametrize(
+    "fault", ["silence", "early-end", "cut", "error-first", pytest.param("malformed", marks=NOT_READ)]
+)
 def test_streams_that_fail_open_it_too(stack: Stack, fault: str) -> None:
     """No first token in time, or a stream that began and did not end well."""
     for _ in range(3):
@@ -168,7 +173,7 @@ def test_streams_that_fail_open_it_too(stack: Stack, fault: str) -> None:
         except httpx.RemoteProtocolError:
             assert fault == "cut"
         books_balance(stack)
-    until(lambda: opened(stack))
+    until(lambda: opened(stack), within_s=2)
 
 
 def test_anthropics_words_for_no_credit_open_it(stack: Stack) -> None:
@@ -251,28 +256,39 @@ def test_a_canary_that_gets_no_proper_answer_has_failed(stack: Stack, fault: str
     until(lambda: state_of(stack) == "closed", within_s=15)
 
 
-def test_all_open_says_when_to_come_back(stack: Stack) -> None:
-    """No upstream may be asked: `no_upstream` at once in the caller's dialect; after the retry-after it works again."""
+def all_resting(stack: Stack) -> None:
+    """Every breaker is open, and rests for longer than the impatient may wait."""
     for name in CHAIN:
         put_up(stack, name, "503")
-    for name in CHAIN:
-        for _ in range(3):
-            post(stack, body={**chat(), "model": name})
-    until(lambda: all(state_of(stack, name) == "open" for name in CHAIN))
+    open_it(stack, *CHAIN)
     until(lambda: all(len(canaries(stack, name)) >= 3 for name in CHAIN), within_s=20)
     until(lambda: all(state_of(stack, name) == "open" for name in CHAIN))
     for upstream in stack.fakes.values():
         HTTP.delete(f"{upstream.where}/admin/fault")
-    refused = post(stack)
+
+
+@pytest.mark.xfail(strict=True, reason="product.md section 4: with all breakers open the owned upstream should serve")
+def test_what_is_owned_serves_when_all_are_open(stack: Stack) -> None:
+    """Nobody else can be waited for: the upstream that the user owns gets the request, whatever its breaker says."""
+    all_resting(stack)
+    answer = post(stack)
+    assert (answer.status_code, answer.headers["x-tidegate-upstream"]) == (200, "local")
+
+
+def test_all_open_says_when_to_come_back(stack: Stack) -> None:
+    """No upstream may be asked: `no_upstream` at once in the caller's dialect; after the retry-after it works again."""
+    all_resting(stack)
+    rented = {**chat(), "model": "rented"}
+    refused = post(stack, body=rented)
     back_at = time.monotonic() + int(refused.headers["retry-after"])
     assert (refused.status_code, refused.headers["x-tidegate-reason"]) == (503, "no_upstream")
     assert refused.json()["error"]["reason"] == "no_upstream"
     assert refused.headers["x-should-retry"] == "true"
     assert 1 <= int(refused.headers["retry-after"]) <= 1.25 * 1.1 * COOL_DOWN_MAX_S + 1
-    claude = HTTP.post(stack.url + MESSAGES, json=chat())
+    claude = HTTP.post(stack.url + MESSAGES, json=rented)
     assert (claude.status_code, claude.json()["error"]["type"]) == (503, "overloaded_error")
     time.sleep(max(0.0, back_at - time.monotonic()))
-    assert post(stack, x_tidegate_priority="patient").status_code == 200
+    assert post(stack, body=rented, x_tidegate_priority="patient").status_code == 200
 
 
 def test_the_patient_wait_for_the_canary(stack: Stack) -> None:

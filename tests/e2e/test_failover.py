@@ -7,6 +7,7 @@ have a file of their own), and buckets refill so slowly that what was charged ca
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import json
 import time
@@ -308,11 +309,33 @@ def test_every_upstream_gets_its_own_model_and_key_in_every_order(stack: Stack, 
                 (got,) = seen(stack, name)
                 assert (got["model"], got["key"]) == (OWN_NAMES[name], fingerprint(key_of(name)))
                 assert got["headers"]["content-length"] == str(got["body_bytes"])
-                assert got["prompt_tokens"] == 8
+                assert got["body_sha256"] == hashlib.sha256(expected_body(dialect, body, name, order)).hexdigest()
                 assert not [header for header in got["headers"] if header.startswith(("x-envoy", "x-tidegate", "x-tg"))]
-            sizes = {seen(stack, name)[0]["body_bytes"] for name in order[: len(failed) + 1]}
-            assert len(sizes) == 1
             assert counts(stack, *order[len(failed) + 1 :]) == [0] * (2 - len(failed))
+
+
+def expected_body(dialect: str, body: Mapping[str, Any], name: str, order: tuple[str, ...]) -> bytes:
+    """What an upstream of an order must get: the same length for all, its own model's name, all else byte for byte."""
+    sent = json.dumps(body, separators=(",", ":"))
+    options = ',"stream_options":{"include_usage":true}' if dialect == "openai" and body["stream"] else ""
+    heads = {one: f'{{"model":{json.dumps(OWN_NAMES[one])}{options}' for one in order}
+    rest = sent.removeprefix(f'{{"model":"{body["model"]}"')
+    return (heads[name].ljust(max(map(len, heads.values()))) + rest).encode()
+
+
+def test_large_bodies_fail_over_whole(stack: Stack, vendors: dict[str, Upstream]) -> None:
+    """Three megabytes, refused twice: the third gets the same bytes as the first but for the name."""
+    order = VENDOR_ORDERS[0]
+    for name in order[:2]:
+        vendors[name].answers.append((503, {}, b"{}"))
+    sent = {**chat("x" * 3_000_000), "model": "vendors-0"}
+    response = HTTP.post(stack.url + CHAT, json=sent)
+    assert (response.status_code, response.headers["x-tidegate-attempts"]) == (200, "3")
+    bodies = [vendors[name].received[0].body for name in order]
+    assert len({len(body) for body in bodies}) == 1
+    tails = {hashlib.sha256(body.partition(b',"max_tokens"')[2]).hexdigest() for body in bodies}
+    assert len(tails) == 1
+    assert [json.loads(body) for body in bodies] == [{**sent, "model": f"{name}-model"} for name in order]
 
 
 def post_fault(stack: Stack, name: str, fault: str) -> None:

@@ -289,16 +289,26 @@ def test_bucket_levels_survive_a_restart(stack: Stack, how: signal.Signals) -> N
 
 
 def test_without_a_state_file_buckets_start_empty(stack: Stack) -> None:
-    """Nobody knows what the predecessor sent: the successor begins with nothing. A file found later is good again."""
+    """Nobody knows what the predecessor sent: the successor begins with nothing, and with half the slots while answers
+    of the predecessor may still run. A file found later is good again.
+    """
     stack.kill("service")
-    stack.environ = {"TIDEGATE__SERVICE__STATE_FILE": "null"}
+    stack.environ = {"TIDEGATE__SERVICE__STATE_FILE": "null", "TIDEGATE__SERVICE__RESTART_RAMP_S": "1.5"}
     began = time.monotonic()
     stack.start_service()
     assert 0 <= level(stack) <= RATE * (time.monotonic() - began)
+    assert limits(stack) == [50, 1]
+    until(lambda: limits(stack) == [100, 1])
+    assert time.monotonic() - began >= 1.5
     stack.environ = {}
     stack.kill("service")
     stack.start_service()
     assert level(stack) > CAPACITY / 2
+
+
+def limits(stack: Stack) -> list[int]:
+    """Slots that there are at each upstream."""
+    return [stack.state()["counters"][f"upstream/{name}/slots"]["limit"] for name in UPSTREAMS]
 
 
 def level(stack: Stack) -> float:

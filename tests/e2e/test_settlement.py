@@ -317,7 +317,9 @@ def test_a_client_that_hangs_up_after_done_loses_nobody_the_usage(stack: Stack, 
 
 
 def test_a_record_that_comes_twice_counts_once(stack: Stack) -> None:
-    """Two outcomes of one request, the second with other figures, and a failed attempt told twice: the first counts."""
+    """Outcomes of one request with other figures, at once and long after, and a failed attempt told twice: the first
+    counts.
+    """
     meter, before = Meter(stack), set(tickets(stack, "upfront"))
     headers = {"x-fake-fault": "reset;provider=upfront"}
     with ThreadPoolExecutor() as pool:
@@ -332,6 +334,8 @@ def test_a_record_that_comes_twice_counts_once(stack: Stack) -> None:
     books_balance(stack)
     assert meter.spent("upstream/actual/*/total") == pytest.approx(110, abs=4)
     assert meter.spent("upstream/upfront/*/total") == pytest.approx(PRICE, abs=4)
+    tell(stack, ticket, "actual", AccessLogType.DownstreamEnd, 200, used=(4000, 4000))
+    assert meter.spent("upstream/actual/*/total") == pytest.approx(110, abs=4)
     assert meter.counted("settled") == 1
     assert meter.counted("failed_attempts", "upfront") == 1
 

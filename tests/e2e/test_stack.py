@@ -203,6 +203,21 @@ def test_up_looks_after_its_parts(tmp_path: Path) -> None:
         assert not any(map(listening, ports_of(one, content)))
 
 
+def test_up_ends_in_order_however_often_it_is_told(tmp_path: Path) -> None:
+    """An answer is under way, so stopping takes a moment, and Ctrl-C is pressed again and again: nothing is left."""
+    with up(tmp_path) as (one, content):
+        headers = {"x-fake-fault": "stall;s=30;at=4"}
+        with HTTP.stream("POST", one.url + CHAT, json=chat(stream=True), headers=headers) as answer:
+            assert answer.status_code == 200
+            for _ in range(10):
+                one.process.send_signal(signal.SIGINT)
+                time.sleep(0.1)
+            assert one.end(signal.SIGINT) == 0
+        assert one.lines[-1] == "stopped"
+        assert one.children() == []
+        assert not any(map(listening, ports_of(one, content)))
+
+
 def test_up_ends_on_sigterm_too(tmp_path: Path) -> None:
     """What a supervisor sends: the same as Ctrl-C, also while it is starting."""
     content, (port,) = config(), free_ports(1)
