@@ -66,7 +66,7 @@ class Dispatch:
         flight.accounting = {name: self._policy.upstreams[name].accounting for name in order}
         rewrite = self._rewrite(request, order, document)
         per_try_s, total_s = self._limits(request, len(order), now)
-        flight.hurried = per_try_s < HURRIED * self._usual_s(request)
+        flight.hurried = min(per_try_s, total_s or per_try_s) < HURRIED * self._usual_s(request)
         retry_s = ceil(self._policy.upstreams[first].breaker.cool_down_s)
         return Departure(
             ticket=request.ticket,
@@ -104,7 +104,7 @@ class Dispatch:
             left = max(0.001, request.deadline - now)
         if request.stream:
             return (usual if left is None else min(usual, left / attempts)), None
-        return left or usual, left or usual
+        return usual, left or usual
 
     def _usual_s(self, request: Request) -> float:
         """Seconds that an attempt's first byte may take where the caller sets no limit."""

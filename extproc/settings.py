@@ -130,6 +130,8 @@ class GatewaySettings(Section):
     message_timeout_s: Seconds = 2.0
     max_message_timeout_s: Seconds | None = None
     """Longest time Envoy lets a request be held; longest lane wait + 5 s when absent."""
+    upload_timeout_s: Seconds = 120.0
+    """How long a client may take to send its request; the wait in a queue does not count."""
     idle_timeout_s: Seconds = 960.0
     """Longest silence on one request, waiting included."""
 

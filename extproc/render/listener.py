@@ -28,6 +28,7 @@ def listener(settings: Settings) -> Data:
         stat_prefix="tidegate",
         use_remote_address=True,
         stream_idle_timeout=seconds(gateway.idle_timeout_s),
+        request_timeout=seconds(gateway.upload_timeout_s),
         early_header_mutation_extensions=[_clean_request(settings)],
         # An HTTP/2 client's window is also what Envoy keeps of its request: with a wider one, a body that is too large
         # reaches the service, which cannot take it either, and would seem to be away.

@@ -33,6 +33,8 @@ LANGUAGES: dict[str, list[Data]] = {
 _ANTHROPIC_PATH = r"^/v1/messages([/?].*)?$"
 _REQUEST_ID = "%REQ(x-request-id)%"
 _FAIL_BODY = f"%DYNAMIC_METADATA({ROUTE}:fail_body)%"
+_DEADLINE = "response.code_details == 'response_timeout'"
+"""The limit on a whole answer ran out; where the request had a deadline, that is the limit."""
 _FAIL_RETRY = f"%DYNAMIC_METADATA({ROUTE}:fail_retry)%"
 _JITTER_MS = "%START_TIME(%3f)%"
 """Three digits behind whole seconds: the millisecond of a request's arrival, so that clients come back one by one."""
@@ -112,6 +114,7 @@ def local_replies(settings: Settings) -> Data:
     quota = refusal(Reason.TENANT_QUOTA, "Too many requests per second. Please slow down.", 1)
     large = refusal(Reason.TOO_LARGE, "The request is larger than this gateway accepts.")
     missing = refusal(Reason.NOT_FOUND, "There is nothing at this path.")
+    late = refusal(Reason.DEADLINE_PASSED, "The answer was not ready before the deadline of this request.")
     barred = refusal(Reason.FORBIDDEN, "This gateway does not serve such requests.")
     broken = refusal(Reason.BAD_REQUEST, "The request is malformed.")
     cases = [
@@ -122,9 +125,12 @@ def local_replies(settings: Settings) -> Data:
         ("response.code >= 400 && response.code < 500 || response.code == 501", broken),
         ("response.code >= 500", failed),
     ]
-    return {
-        "mappers": [_forecast(failed), *(mapper for case, what in cases for mapper in _worded(_unworded(case), what))]
+    late_answer = {
+        "and_filter": {"filters": [_unworded(_DEADLINE), _admitted_with("deadline_ms", {"present_match": True})]}
     }
+    worded = [_worded(late_answer, late), *(_worded(_unworded(case), what) for case, what in cases)]
+    first, *others = worded
+    return {"mappers": [*first, _forecast(failed), *(mapper for mappers in others for mapper in mappers)]}
 
 
 def _forecast(refusal: _Refusal) -> Data:
