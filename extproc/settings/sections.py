@@ -1,0 +1,353 @@
+"""The sections of the config file: every key, its default, and what makes it wrong by itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from math import inf
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from extproc.core import policy as core
+from extproc.core.request import Dialect
+from extproc.settings.providers import PROVIDERS
+
+__all__ = [
+    "BreakerSettings",
+    "FakeBehaviour",
+    "FloodSettings",
+    "GatewaySettings",
+    "IdentitySettings",
+    "JwtSettings",
+    "LaneSettings",
+    "LimitSettings",
+    "Name",
+    "RouteSettings",
+    "Section",
+    "ServiceSettings",
+    "TenantSettings",
+    "TimeoutSettings",
+    "TokenSettings",
+    "UpstreamSettings",
+]
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not yes or no")  # noqa: TRY004 - pydantic wants it so
+    return value
+
+
+def _host_port(value: str) -> str:
+    if not re.fullmatch(r"([^\s:/\[\]]*|\[[0-9a-fA-F:]+\]):[0-9]{1,5}", value):
+        raise ValueError("must be host:port")
+    return value
+
+
+def _address(value: str) -> str:
+    return value if re.fullmatch(r"unix:/.+", value) else _host_port(value)
+
+
+def _one_or_many(value: Any) -> Any:
+    return value if isinstance(value, (list, tuple)) else (value,)
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+HeaderName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+HostPort = Annotated[str, AfterValidator(_host_port)]
+Address = Annotated[str, AfterValidator(_address)]
+Seconds = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
+SomeSeconds = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
+Port = Annotated[int, BeforeValidator(_number), Field(ge=1, le=65535)]
+Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Every section refuses keys it does not know and is frozen once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class GatewaySettings(Section):
+    """Envoy's side: where clients connect, and what Envoy may hold."""
+
+    address: str = "127.0.0.1"
+    port: Port = 10000
+    admin_port: Port = 10001
+    probe_port: Port = 10002
+    """Private listener for health canaries: loopback only, one upstream forced per call."""
+    workers: int | None = Field(default=None, ge=1)
+    """Envoy worker threads; one per core when absent. Used by `tidegate up`."""
+    max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024)
+    max_answer_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024)
+    message_timeout_s: Seconds = 2.0
+    max_message_timeout_s: Seconds | None = None
+    """Longest time Envoy lets a request be held; longest lane wait + 5 s when absent."""
+    upload_timeout_s: Seconds = 120.0
+    """How long a client may take to send its request; the wait in a queue does not count."""
+    idle_timeout_s: Seconds = 960.0
+    """Longest silence on one request, waiting included."""
+
+
+class ServiceSettings(Section):
+    """Tidegate's own process."""
+
+    address: Address = "127.0.0.1:10003"
+    """host:port, or unix:/path/of/socket, where Envoy reaches ext_proc, access log and health."""
+    console: HostPort = "127.0.0.1:10004"
+    """host:port of the state page; keep it private."""
+    drain_s: Seconds = 30.0
+    watchdog_s: Seconds = 5.0
+    state_file: str | None = None
+    """Where bucket levels are kept over a restart; without it buckets start empty."""
+    restart_ramp_s: SomeSeconds = 10.0
+    """After a start, this long at half concurrency, while running answers of the last process are counted again."""
+    record_grace_s: Seconds = 15.0
+    """How long an ended request waits for its outcome record before its estimate is kept."""
+
+
+class JwtSettings(Section):
+    """A JWT that Envoy verifies before Tidegate reads a claim of it."""
+
+    issuer: str | None = None
+    audiences: tuple[str, ...] = ()
+    jwks_file: str
+    header: HeaderName = "authorization"
+
+
+class IdentitySettings(Section):
+    """Who is calling: tried in order, the first that names a known tenant wins."""
+
+    tenant: Annotated[tuple[str, ...], BeforeValidator(_one_or_many)] = ("api_key",)
+    """Any of `api_key`, `header:NAME` (a header that only trusted proxies can set), `jwt:CLAIM`."""
+    unknown: Literal["default", "reject"] = "default"
+    jwt: JwtSettings | None = None
+    session_headers: tuple[HeaderName, ...] = ("x-tidegate-session",)
+    session_window_s: Seconds = 1800.0
+
+    @model_validator(mode="after")
+    def _known_sources(self) -> Self:
+        for source in self.tenant:
+            kind, _, name = source.partition(":")
+            if not (source == "api_key" or (kind in ("header", "jwt") and name)):
+                raise ValueError(f"tenant: {source!r} is not api_key, header:NAME or jwt:CLAIM")
+            if kind == "header" and not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
+                raise ValueError(f"tenant: {name!r} is not a lower-case header name")
+            if kind == "jwt" and self.jwt is None:
+                raise ValueError("tenant: jwt:CLAIM needs identity.jwt with a jwks_file")
+        return self
+
+
+class LimitSettings(Section):
+    """One provider limit of an account, per minute. Tokens count input plus output unless itpm/otpm split them."""
+
+    model: str = "*"
+    tpm: Count | None = None
+    itpm: Count | None = None
+    otpm: Count | None = None
+    rpm: Count | None = None
+    burst_s: Seconds = 10.0
+    """Size of the bucket in seconds of refill."""
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not any((self.tpm, self.itpm, self.otpm, self.rpm)):
+            raise ValueError("name at least one of tpm, itpm, otpm, rpm")
+        return self
+
+    def buckets(self, headroom: float) -> Iterator[core.Limit]:
+        """The buckets of this limit, `headroom` (a fraction) below what the provider allows."""
+        kinds = {core.Kind.TOTAL: self.tpm, core.Kind.INPUT: self.itpm, core.Kind.OUTPUT: self.otpm}
+        for kind, per_minute in (*kinds.items(), (core.Kind.REQUESTS, self.rpm)):
+            if per_minute is not None:
+                rate = per_minute * (1.0 - headroom)
+                yield core.Limit(self.model, kind, rate, rate / 60.0 * self.burst_s)
+
+
+class BreakerSettings(Section):
+    """When an upstream counts as sick."""
+
+    failures: Count = 3
+    paced: Count = 5
+    """Consecutive 429s."""
+    cool_down_s: Seconds = 5.0
+    cool_down_max_s: Seconds = 120.0
+
+
+class FakeBehaviour(Section):
+    """How a built-in fake provider behaves; only for `provider: fake`."""
+
+    first_token_s: SomeSeconds = 0.05
+    prompt_tokens_per_s: Seconds = 20000.0
+    output_tokens_per_s: Seconds = 400.0
+    tokens_per_event: Count = 4
+    burst_s: Seconds = 60.0
+
+
+class UpstreamSettings(Section):
+    """One place to send to. Give its limits, or its concurrency, or `learn: true`."""
+
+    provider: str
+    url: str | None = None
+    key_file: str | None = None
+    ca_file: str | None = None
+    models: dict[str, str] = {}
+    dialects: tuple[Dialect, ...] | None = None
+    limits: tuple[LimitSettings, ...] = ()
+    headroom: float = Field(default=0.05, ge=0, lt=1)
+    concurrency: Count | None = None
+    learn: bool = False
+    owned: bool = False
+    window: Count | None = None
+    """Context window in tokens, prompt plus output."""
+    accounting: core.Accounting | None = None
+    canary_model: str | None = None
+    """Cheapest model for health calls (its own name); else the first of `models`, else that of the last request."""
+    connect_timeout_s: Seconds = 2.0
+    breaker: BreakerSettings = BreakerSettings()
+    fake: FakeBehaviour | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.provider not in PROVIDERS:
+            raise ValueError(f"provider: {self.provider!r} is not one of {', '.join(PROVIDERS)}")
+        if self.url is None and PROVIDERS[self.provider].url is None:
+            raise ValueError(f"url: provider {self.provider} needs one")
+        if problem := _url_problem(self.where):
+            raise ValueError(f"url: {problem}")
+        if self.limits and self.learn:
+            raise ValueError("learn: give limits or learn them, not both")
+        if not (self.limits or self.concurrency or self.learn):
+            raise ValueError("limits: missing; give limits, concurrency or learn: true")
+        seen = [limit.model for limit in self.limits]
+        if twice := sorted({m for m in seen if seen.count(m) > 1}):
+            raise ValueError(f"limits: model {twice[0]!r} is named twice")
+        if self.fake is not None and self.provider != "fake":
+            raise ValueError("fake: only for provider: fake")
+        return self
+
+    @property
+    def where(self) -> str:
+        """Base URL in force."""
+        return self.url or PROVIDERS[self.provider].url or ""
+
+    @property
+    def host(self) -> str:
+        """Host to connect to and to name in the Host header."""
+        return urlsplit(self.where).hostname or ""
+
+    @property
+    def tls(self) -> bool:
+        """Whether the upstream is reached over TLS."""
+        return urlsplit(self.where).scheme == "https"
+
+    @property
+    def port(self) -> int:
+        """TCP port to connect to."""
+        return urlsplit(self.where).port or (443 if self.tls else 80)
+
+    @property
+    def path(self) -> str:
+        """What stands at this upstream where the gateway's own paths have `/v1`; no trailing slash."""
+        return urlsplit(self.where).path.rstrip("/") or PROVIDERS[self.provider].path
+
+    def rules(self, name: str) -> core.Upstream:
+        """The upstream as the core knows it."""
+        provider = PROVIDERS[self.provider]
+        limits = tuple(bucket for limit in self.limits for bucket in limit.buckets(self.headroom))
+        if self.learn:
+            # Claims are made on these from the start; until the provider has told its limit nothing is counted there.
+            limits += tuple(core.Limit("*", kind, inf, inf) for kind in core.Kind)
+        return core.Upstream(
+            name=name,
+            provider=self.provider,
+            dialects=frozenset(self.dialects or provider.dialects),
+            limits=limits,
+            concurrency=self.concurrency,
+            models=dict(self.models),
+            owned=self.owned,
+            learn=self.learn,
+            window=self.window,
+            accounting=self.accounting or provider.accounting,
+            breaker=core.BreakerRules(**self.breaker.model_dump()),
+        )
+
+
+class RouteSettings(Section):
+    """Which upstreams serve which models, first choice first."""
+
+    models: Annotated[tuple[str, ...], Field(min_length=1)]
+    chain: Annotated[tuple[str, ...], Field(min_length=1)]
+    acknowledge_unowned: bool = False
+    """Set to accept that the chain does not end on something you own: a provider outage is then your outage."""
+
+
+class LaneSettings(Section):
+    """The bounded queue of one priority. Lanes rank in the order they are written."""
+
+    max_wait_s: Seconds = 30.0
+    when_busy: core.WhenBusy = core.WhenBusy.SPILL
+    spill_after_s: SomeSeconds = 1.0
+    max_requests: Count = 10_000
+    max_tokens: Count = 50_000_000
+    max_bytes: Count = 512 * 1024 * 1024
+
+
+class TenantSettings(Section):
+    """What one tenant may use."""
+
+    lanes: tuple[str, ...] = ()
+    """Lanes it may ask for; all when empty."""
+    default_lane: str | None = None
+    """Lane of a request that asks for none: else P1 where allowed, else the first of `lanes`."""
+    models: tuple[str, ...] = ()
+    key_sha256: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...] = ()
+    """SHA-256 of each API key this tenant may present, in hex."""
+    tpm: Count | None = None
+    rpm: Count | None = None
+    concurrency: Count | None = None
+
+
+class FloodSettings(Section):
+    """Envoy's own guard at the door, before a byte of the body is buffered. Requests per second and burst."""
+
+    per_key_rps: Count | None = 500
+    per_address_rps: Count | None = 2000
+    burst_s: Count = 2
+    max_keys: Count = 10_000
+
+
+class TimeoutSettings(Section):
+    """Limits on an upstream's answer."""
+
+    first_token_s: Seconds = 10.0
+    """Streams only: time to the first token, on top of the time to read the prompt."""
+    prompt_tokens_per_s: Seconds = 5000.0
+    """How fast the slowest upstream reads a prompt."""
+    stall_s: Seconds = 60.0
+    answer_s: Seconds = 900.0
+    """Longest silence before a JSON answer without a deadline."""
+
+
+class TokenSettings(Section):
+    """How requests are priced before anything is known."""
+
+    default_output: Count = 512
+    sample_above_bytes: Count = 16_384
+    calibrate: bool = True
+
+
+def _url_problem(url: str) -> str | None:
+    """What is wrong with an upstream's base URL. It is repeated only where it can hold no secret."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "has no valid host and port"
+    if parts.username is not None or parts.query or parts.fragment:
+        return "may have no user, query or fragment; a key belongs in the file that key_file names"
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        return f"{url!r} is not http(s)://host[:port][/path]"
+    return None

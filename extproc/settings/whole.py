@@ -1,0 +1,170 @@
+"""The whole configuration: all sections together, what only shows when they are read together, and the core's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from extproc.core import policy as core
+from extproc.core.refusal import RULES, Reason
+from extproc.settings.sections import (
+    FloodSettings,
+    GatewaySettings,
+    IdentitySettings,
+    LaneSettings,
+    Name,
+    RouteSettings,
+    Section,
+    ServiceSettings,
+    TenantSettings,
+    TimeoutSettings,
+    TokenSettings,
+    UpstreamSettings,
+)
+
+__all__ = ["Settings"]
+
+MAX_SYNCHRONOUS_WAIT_S = 900.0
+MARGIN_S = 5.0
+"""A held request must be answered this much before Envoy gives up on it."""
+
+
+def _lanes() -> dict[str, LaneSettings]:
+    return {
+        "P0": LaneSettings(max_wait_s=4.0),
+        "P1": LaneSettings(max_wait_s=30.0),
+        "P2": LaneSettings(max_wait_s=110.0, when_busy=core.WhenBusy.HOLD),
+    }
+
+
+class Settings(Section):
+    """The whole configuration."""
+
+    gateway: GatewaySettings = GatewaySettings()
+    service: ServiceSettings = ServiceSettings()
+    identity: IdentitySettings = IdentitySettings()
+    upstreams: Annotated[dict[Name, UpstreamSettings], Field(min_length=1)]
+    routes: Annotated[tuple[RouteSettings, ...], Field(min_length=1)]
+    other_endpoints: str | None = None
+    """Upstream of LLM endpoints that are not priced in tokens (images, audio, files, batches); refused when absent."""
+    lanes: Annotated[dict[Name, LaneSettings], Field(min_length=1)] = Field(default_factory=_lanes)
+    tenants: dict[Name, TenantSettings] = Field(default_factory=dict)
+    flood: FloodSettings = FloodSettings()
+    timeouts: TimeoutSettings = TimeoutSettings()
+    tokens: TokenSettings = TokenSettings()
+    internal_headers: bool = True
+    """Whether answers tell `x-tidegate-upstream` and `x-tidegate-attempts`."""
+    statuses: dict[Reason, Annotated[int, Field(ge=400, le=599)]] = Field(default_factory=dict)
+    """HTTP status per refusal reason, where the default does not suit."""
+
+    @property
+    def longest_wait_s(self) -> float:
+        """The longest that any lane lets a request wait."""
+        return max(lane.max_wait_s for lane in self.lanes.values())
+
+    @property
+    def max_message_timeout_s(self) -> float:
+        """How long Envoy is told to let a held request be."""
+        return self.gateway.max_message_timeout_s or self.longest_wait_s + MARGIN_S
+
+    def status_of(self, reason: Reason) -> int:
+        """The HTTP status that `reason` has here."""
+        return self.statuses.get(reason, RULES[reason].status)
+
+    def policy(self) -> core.Policy:
+        """The rules as the core reads them."""
+        names = tuple(self.lanes)
+        return core.Policy(
+            upstreams={name: upstream.rules(name) for name, upstream in self.upstreams.items()},
+            routes=tuple(core.Route(_route_name(i, r), r.models, r.chain) for i, r in enumerate(self.routes)),
+            lanes={
+                name: core.Lane(name=name, rank=rank, **lane.model_dump())
+                for rank, (name, lane) in enumerate(self.lanes.items())
+            },
+            tenants={
+                name: _tenant(name, t, names) for name, t in {"default": TenantSettings(), **self.tenants}.items()
+            },
+            other=core.Route("other", ("*",), (self.other_endpoints,)) if self.other_endpoints else None,
+            default_output_tokens=self.tokens.default_output,
+        )
+
+    def problems(self) -> Iterator[str]:
+        """What only shows when sections are read together; a line each, path first."""
+        yield from self._route_problems()
+        yield from self._tenant_problems()
+        yield from self._wait_problems()
+        if self.other_endpoints and self.other_endpoints not in self.upstreams:
+            yield f"other_endpoints: unknown upstream {self.other_endpoints!r}"
+        elif self.other_endpoints and not _limits_requests(self.upstreams[self.other_endpoints]):
+            yield (
+                f"other_endpoints: nothing limits them at {self.other_endpoints!r}; give it concurrency, or a limit "
+                'with rpm for model "*"'
+            )
+        ports = [self.gateway.port, self.gateway.admin_port, self.gateway.probe_port]
+        if len(set(ports)) < len(ports):
+            yield "gateway: port, admin_port and probe_port must differ"
+
+    def _route_problems(self) -> Iterator[str]:
+        claimed: dict[str, int] = {}
+        for i, route in enumerate(self.routes):
+            for name in route.chain:
+                if name not in self.upstreams:
+                    yield f"routes[{i}].chain: unknown upstream {name!r}; known: {', '.join(self.upstreams)}"
+            if len(set(route.chain)) < len(route.chain):
+                yield f"routes[{i}].chain: names an upstream twice"
+            last = self.upstreams.get(route.chain[-1])
+            if last is not None and not last.owned and not route.acknowledge_unowned:
+                yield (
+                    f"routes[{i}].chain: ends on {route.chain[-1]!r}, which is not owned; end on an upstream with "
+                    "owned: true, or set acknowledge_unowned: true on this route"
+                )
+            for model in route.models:
+                if model in claimed:
+                    yield f"routes[{i}].models: {model!r} is already served by routes[{claimed[model]}]"
+                claimed.setdefault(model, i)
+
+    def _tenant_problems(self) -> Iterator[str]:
+        owner: dict[str, str] = {}
+        for name, tenant in self.tenants.items():
+            for lane in (*tenant.lanes, *((tenant.default_lane,) if tenant.default_lane else ())):
+                if lane not in self.lanes:
+                    yield f"tenants.{name}.lanes: unknown lane {lane!r}; known: {', '.join(self.lanes)}"
+            if tenant.default_lane and tenant.lanes and tenant.default_lane not in tenant.lanes:
+                yield f"tenants.{name}.default_lane: {tenant.default_lane!r} is not among its lanes"
+            for digest in tenant.key_sha256:
+                if digest in owner:
+                    yield f"tenants.{name}.key_sha256: a key is already owned by tenant {owner[digest]!r}"
+                owner.setdefault(digest, name)
+
+    def _wait_problems(self) -> Iterator[str]:
+        for name, lane in self.lanes.items():
+            where = f"lanes.{name}.max_wait_s: {lane.max_wait_s:g} s"
+            if lane.max_wait_s > MAX_SYNCHRONOUS_WAIT_S:
+                yield f"{where} is longer than a synchronous wait may be (900 s); longer work belongs in a batch queue"
+            elif lane.max_wait_s + MARGIN_S > self.max_message_timeout_s:
+                yield (
+                    f"{where} + {MARGIN_S:g} s exceeds gateway.max_message_timeout_s "
+                    f"({self.max_message_timeout_s:g}): Envoy would cut the wait"
+                )
+            elif lane.max_wait_s + MARGIN_S >= self.gateway.idle_timeout_s:
+                yield f"{where} + {MARGIN_S:g} s reaches gateway.idle_timeout_s ({self.gateway.idle_timeout_s:g})"
+
+
+def _route_name(index: int, route: RouteSettings) -> str:
+    return f"{index}:{route.models[0]}"
+
+
+def _limits_requests(upstream: UpstreamSettings) -> bool:
+    return bool(
+        upstream.concurrency or upstream.learn or any(limit.model == "*" and limit.rpm for limit in upstream.limits)
+    )
+
+
+def _tenant(name: str, tenant: TenantSettings, lanes: tuple[str, ...]) -> core.Tenant:
+    allowed = tuple(lane for lane in lanes if lane in tenant.lanes) if tenant.lanes else lanes
+    default = tenant.default_lane or ("P1" if "P1" in allowed else (tenant.lanes or allowed[-1:])[0])
+    return core.Tenant(
+        name, allowed, default, tenant.models, tpm=tenant.tpm, rpm=tenant.rpm, concurrency=tenant.concurrency
+    )
