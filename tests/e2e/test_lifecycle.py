@@ -128,7 +128,7 @@ def test_a_killed_service_cuts_no_answer_and_knows_of_them_again(stack: Stack, p
     Back again it works, and counts the answers that its predecessor let go, from Envoy's periodic records until they
     end: an upstream with one slot does not get a second request.
     """
-    answers = [answering(pool, stack, 8.0, "narrow"), answering(pool, stack, 8.0)]
+    answers = [answering(pool, stack, 7.5, "narrow"), answering(pool, stack, 7.5)]
     held = [queued(pool, stack), queued(pool, stack, MESSAGES)]
     stack.kill("service")
     killed = time.monotonic()
@@ -156,7 +156,7 @@ def test_a_stopped_service_is_gone_and_comes_back(stack: Stack, pool: ThreadPool
     again as soon as Envoy tells of it, though Envoy had given up on the stream that held it.
     """
     process = stack.processes["service"]
-    answers = [answering(pool, stack, 13.0, "narrow"), answering(pool, stack, 4.0)]
+    answers = [answering(pool, stack, 12.0, "narrow"), answering(pool, stack, 4.0)]
     held = queued(pool, stack)
     stack.kill("service", signal.SIGSTOP)
     stopped = time.monotonic()
