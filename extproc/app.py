@@ -97,6 +97,7 @@ class Service:
             self.pace,
             self.observe,
             self.breakers.earliest_probe,
+            frozenset(name for name, upstream in policy.upstreams.items() if upstream.owned),
         )
         self.breakers.moved = self.limiter.kick
         self.flights = Flights(

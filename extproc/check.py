@@ -16,7 +16,7 @@ __all__ = ["advice", "validate"]
 def validate(settings: Settings) -> None:
     """Files that must be there are, and the real Envoy accepts the rendered config. SettingsError, RenderError."""
     missing = [
-        f"upstreams.{name}.{key}: {path} cannot be read"
+        f"upstreams.{name}.{key}: {path} cannot be read, or is empty"
         for name, upstream in settings.upstreams.items()
         for key, path in (("key_file", upstream.key_file), ("ca_file", upstream.ca_file))
         if path is not None and not _readable(path)
@@ -30,20 +30,36 @@ def validate(settings: Settings) -> None:
 
 def advice(settings: Settings) -> Iterator[str]:
     """One line for each thing that works but may surprise."""
-    policy = settings.policy()
+    yield from _dialects(settings)
+    yield from _keys(settings)
+    yield from _models(settings)
+    if not settings.service.state_file:
+        yield "note: service.state_file: not set, buckets start empty after a restart"
+
+
+def _dialects(settings: Settings) -> Iterator[str]:
+    upstreams = settings.policy().upstreams
     for i, route in enumerate(settings.routes):
         for dialect in Dialect:
-            able = [name for name in route.chain if dialect in policy.upstreams[name].dialects]
+            able = [name for name in route.chain if dialect in upstreams[name].dialects]
             if not able:
                 yield f"note: routes[{i}]: callers of the {dialect} API cannot be served"
             elif len(able) < len(route.chain):
                 yield f"note: routes[{i}]: callers of the {dialect} API are served by {', '.join(able)} only"
-        for name in route.chain:
-            upstream = settings.upstreams[name]
-            if upstream.key_file is None and not upstream.owned and upstream.provider not in ("fake", "vllm", "sglang"):
-                yield f"note: upstreams.{name}: no key_file, requests go out without credentials"
-    if not settings.service.state_file:
-        yield "note: service.state_file: not set, buckets start empty after a restart"
+
+
+def _keys(settings: Settings) -> Iterator[str]:
+    for name, upstream in settings.upstreams.items():
+        if upstream.key_file is None and upstream.provider not in ("fake", "vllm", "sglang"):
+            yield f"note: upstreams.{name}: no key_file, requests go out without credentials"
+
+
+def _models(settings: Settings) -> Iterator[str]:
+    served = [model for route in settings.routes for model in route.models]
+    for name, tenant in settings.tenants.items():
+        for model in tenant.models:
+            if model not in served and not any("*" in one for one in (model, *served)):
+                yield f"note: tenants.{name}.models: no route serves {model!r}"
 
 
 def _readable(path: str) -> bool:

@@ -133,6 +133,10 @@ def replay(
     from extproc.sim.replay import Options, run, target_of  # noqa: PLC0415
     from extproc.sim.scene import Scene  # noqa: PLC0415
 
+    mix = Mix.parse(lanes)
+    known = ("P0", "P1", "P2") if overload else None if gateway else tuple(_settings(config).lanes)
+    if unknown := [name for name in mix.names if known and name not in known]:
+        raise typer.BadParameter(f"unknown lane {unknown[0]!r}; known: {', '.join(known or ())}", param_hint="--lanes")
     options = Options(
         trace=trace,
         speed=speed,
@@ -140,7 +144,7 @@ def replay(
         target=Target(gateway) if gateway else target_of(_settings(config)),
         stage=None if overload is None else Scene(overload=overload, chain=tuple(chain.split(","))),
         model=model,
-        lanes=Mix.parse(lanes),
+        lanes=mix,
         tenants=None if tenants is None else Mix.parse(tenants),
         key=key,
         seed=seed,

@@ -146,6 +146,9 @@ class Flights:
         return self._by_id.get(record.request_id) if record.request_id else None
 
     async def _take_quota(self, request: Request, claims: tuple[Claim, ...]) -> None:
+        tenant = self._policy.tenants[request.tenant]
+        if tenant.tpm is not None and request.size.total > tenant.tpm:
+            raise Rejected(Reason.TOO_LARGE, f"{request.size.total} tokens exceed what this tenant may use in a minute")
         answer = await self._take(Ask(request.ticket, (Option(request.tenant, claims),)))
         if answer.option is None:
             raise self._over_quota(request, answer)

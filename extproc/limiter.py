@@ -41,10 +41,14 @@ MAX_DEPTH = 64
 
 @value
 class Wants:
-    """What one request could take: upstreams in order of preference, and what each costs it."""
+    """What one request could take: upstreams in order of preference, and what each costs it.
+
+    forced: whatever their breakers say.
+    """
 
     names: tuple[str, ...]
     prices: dict[str, tuple[Claim, ...]]
+    forced: bool = False
 
 
 @value
@@ -79,8 +83,12 @@ class Limiter:
         pace: forecast.Pace,
         observer: Observer,
         earliest_probe: Callable[[tuple[str, ...]], float],
+        owned: frozenset[str] = frozenset(),
     ) -> None:
-        """`earliest_probe` tells when the first of some upstreams may be tried again, on the clock."""
+        """`earliest_probe` tells when the first of some upstreams may be tried again, on the clock.
+
+        owned: upstreams that serve when nobody else can be waited for.
+        """
         self.lanes = lanes
         self.draining = False
         self._capacity = capacity
@@ -89,6 +97,7 @@ class Limiter:
         self._pace = pace
         self._observe = observer
         self._earliest_probe = earliest_probe
+        self._owned = owned
         self._demand = forecast.Demand()
         self._seq = count()
         self._wake = asyncio.Event()
@@ -122,6 +131,7 @@ class Limiter:
         """
         if self.draining:
             raise Rejected(Reason.DRAINING, retry_after=1.0)
+        wants = self._in_reach(request, wants)
         if self._capacity.immediate and not len(self.lanes):
             option = await self._at_once(request, wants)
             if option is not None:
@@ -142,7 +152,7 @@ class Limiter:
 
         Upstreams that it may all use work off the line together; infinite when no breaker lets it through.
         """
-        names = [name for name in wants.names if self._allows(name)]
+        names = self._open(wants)
         if self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD:
             names = names[:1]
         waiter = turn or Waiter(request, Group(), -1)
@@ -157,11 +167,25 @@ class Limiter:
         predicted = self.predicted_s(request, wants, turn)
         if not isfinite(predicted):
             return max(1.0, self._earliest_probe(wants.names) - self._clock.time())
-        return max(1.0, predicted - 0.5 * self.lanes.rules[request.lane].max_wait_s)
+        return max(1.0, predicted - 0.5 * self._max_wait_s(request))
+
+    def _max_wait_s(self, request: Request) -> float:
+        return self.lanes.rules[request.lane].max_wait_s
+
+    def _in_reach(self, request: Request, wants: Wants) -> Wants:
+        """Where every breaker rests for longer than the request can wait, what is owned serves all the same."""
+        if any(map(self._allows, wants.names)) or self._earliest_probe(wants.names) <= request.wait_until:
+            return wants
+        owned = next((name for name in wants.names if name in self._owned), None)
+        return wants if owned is None else Wants((owned,), wants.prices, forced=True)
+
+    def _open(self, wants: Wants) -> list[str]:
+        """The upstreams that may be asked now."""
+        return [name for name in wants.names if wants.forced or self._allows(name)]
 
     async def _at_once(self, request: Request, wants: Wants) -> Option | None:
         """The first choice, taken, when it has room: nobody waits, so nobody is passed."""
-        first = next(filter(self._allows, wants.names), None)
+        first = next(iter(self._open(wants)), None)
         if first is None:
             return None
         ask = Ask(request.ticket, (Option(first, wants.prices[first]),))
@@ -220,7 +244,7 @@ class Limiter:
         if self.lanes.full(request.lane):
             raise Rejected(Reason.LANE_FULL, retry_after=self.retry_after_s(request, wants, turn))
         left = request.wait_until - self._clock.time()
-        if not any(map(self._allows, wants.names)):
+        if not self._open(wants):
             probe_in = self._earliest_probe(wants.names) - self._clock.time()
             if probe_in > left:
                 raise Rejected(Reason.NO_UPSTREAM, retry_after=max(1.0, probe_in))
@@ -233,9 +257,9 @@ class Limiter:
 
     def _waited_too_long(self, turn: _Turn) -> Rejected:
         request, wants = turn.request, turn.wants
-        if not any(map(self._allows, wants.names)):
+        if not self._open(wants):
             return Rejected(Reason.NO_UPSTREAM, retry_after=self.retry_after_s(request, wants, turn))
-        if request.deadline is not None and request.deadline <= request.wait_until:
+        if request.deadline is not None and request.wait_until < request.arrived + self._max_wait_s(request):
             return Rejected(Reason.DEADLINE_PASSED)
         return Rejected(Reason.QUEUE_TIMEOUT, retry_after=self.retry_after_s(request, wants, turn))
 
@@ -308,7 +332,7 @@ class Limiter:
         assert isinstance(waiter, _Turn)  # noqa: S101 - only this class fills the lanes
         rule = self.lanes.rules[waiter.request.lane]
         wants = waiter.wants
-        return options(wants.names, wants.prices.__getitem__, self._allows, rule.when_busy, spilled=waiter.spilled)
+        return options(self._open(wants), wants.prices.__getitem__, rule.when_busy, spilled=waiter.spilled)
 
     def _spill(self, turn: _Turn) -> None:
         turn.timer = None
@@ -318,7 +342,7 @@ class Limiter:
             self.kick()
 
     def _first_choice_wait(self, turn: _Turn) -> float:
-        first = next(filter(self._allows, turn.wants.names), None)
+        first = next(iter(self._open(turn.wants)), None)
         return self._wait_at(first, turn, turn.wants) if first else 0.0
 
     def _wait_at(self, name: str, waiter: Waiter, wants: Wants) -> float:
@@ -335,4 +359,4 @@ class Limiter:
 def _group(turn: _Turn) -> Group:
     wants = turn.wants
     keys = frozenset(claim.key for name in wants.names for claim in wants.prices[name])
-    return Group(wants.names, keys, first_only=not turn.spilled)
+    return Group(wants.names, keys, first_only=not (turn.spilled or wants.forced))

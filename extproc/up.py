@@ -53,22 +53,32 @@ def summary(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     by = " ".join(f"{name} {count}" for name, count in served.items() if count)
     refused = {name: tally["refused"][name] - then["refused"].get(name, 0) for name in tally["refused"]}
     shed = " ".join(f"{name} {count}" for name, count in refused.items() if count)
-    levels = [
-        f"{key.split('/')[1]} {counter['level'] / counter['capacity']:.0%}"
-        for key, counter in now["counters"].items()
-        if key.startswith("upstream/") and key.endswith("/total")
-    ]
+    room = [_room(key, counter) for key, counter in now["counters"].items() if key.startswith("upstream/")]
+    failed = {name: tally["failed"][name] - then["failed"].get(name, 0) for name in tally["failed"]}
+    lost = " ".join(f"{name} {count}" for name, count in failed.items() if count)
+    running = now["flying"] - sum(backlog["requests"] for backlog in now["waiting"].values())
     sick = [f"{name} {breaker['state']}" for name, breaker in now["breakers"].items() if breaker["state"] != "closed"]
     parts = [
         f"waiting {waiting}",
-        f"running {now['flying']}",
+        f"running {max(0, running)}",
         f"admitted {per_second('admitted')}/s",
         f"served {by or 0}",
         f"shed {shed or 0}",
-        f"buckets {' '.join(levels)}" if levels else "",
+        f"failed {lost}" if lost else "",
+        f"free {' '.join(filter(None, room))}",
         f"breakers {' '.join(sick)}" if sick else "",
     ]
     return time.strftime("%H:%M:%S  ") + " | ".join(part for part in parts if part)
+
+
+def _room(key: str, counter: Mapping[str, Any]) -> str:
+    """How much is left of a token bucket, or how many slots; nothing of requests per minute."""
+    upstream = key.split("/")[1]
+    if "limit" in counter:
+        return f"{upstream} {counter['limit'] - counter['used']:g}/{counter['limit']} slots"
+    if key.endswith("/requests"):
+        return ""
+    return f"{upstream} {max(0.0, counter['level'] / counter['capacity']):.0%}"
 
 
 def _greet(stack: Stack) -> None:

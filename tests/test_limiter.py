@@ -59,6 +59,7 @@ class Bench:
             self.pace,
             self.observer,
             lambda _: self.probe_at,
+            frozenset("z"),
         )
         self.running = asyncio.ensure_future(self.limiter.run())
         self.tickets = 0
@@ -215,13 +216,38 @@ def test_a_refill_lets_go_without_anybodys_help(kind: type[Ledger]) -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize(("probe_in_s", "served_by"), [(60.0, "z"), (5.0, "")])
+def test_what_is_owned_serves_when_nobody_else_can_be_waited_for(
+    kind: type[Ledger], probe_in_s: float, served_by: str
+) -> None:
+    """Every breaker open: the owned upstream gets the request at once, unless one may be tried within its wait."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench = Bench(loop, slots(a=(1, 0), z=(1, 0)), kind)
+        bench.sick, bench.probe_at = set("az"), loop.time() + probe_in_s
+        task = bench.send("az")
+        if served_by:
+            assert (await task).upstream == served_by
+            assert loop.time() == pytest.approx(1000, abs=0.1)
+            second = bench.send("az")
+            await asyncio.sleep(2)
+            assert not second.done(), "the owned one has its limits, too"
+            await bench.free("upstream/z/slots")
+            assert (await second).upstream == served_by
+        else:
+            assert await reason_of(task) is Reason.NO_UPSTREAM
+        await bench.stop()
+
+    play(scenario)
+
+
 @pytest.mark.parametrize(
     ("changes", "sick", "reason", "after"),
     [
         ({}, "", Reason.QUEUE_TIMEOUT, 30),
         ({"waits_s": 2}, "", Reason.QUEUE_TIMEOUT, 2),
         ({"waits_s": 7, "deadline": 1007.0}, "", Reason.DEADLINE_PASSED, 7),
-        ({"waits_s": 7, "deadline": 1009.0}, "", Reason.QUEUE_TIMEOUT, 7),
+        ({"waits_s": 7, "deadline": 1009.0}, "", Reason.DEADLINE_PASSED, 7),
         ({}, "a", Reason.NO_UPSTREAM, 30),
         ({"waits_s": 0}, "", Reason.QUEUE_TIMEOUT, 0),
         ({"waits_s": -1}, "", Reason.DEADLINE_UNMEETABLE, 0),

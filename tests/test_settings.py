@@ -540,3 +540,38 @@ def test_defaults_can_be_built_without_a_file() -> None:
     """Every section but upstreams and routes has defaults that pass their own checks."""
     settings = Settings.model_validate(yaml.safe_load(PLAIN))
     assert list(settings.problems()) == []
+
+
+def test_a_model_that_nothing_limits_is_a_mistake() -> None:
+    """A limit for another model would leave the routed one without any."""
+    with pytest.raises(SettingsError) as wrong:
+        parse(
+            "upstreams: {a: {provider: openai, owned: true, limits: [{model: x, tpm: 1000}]}}\n"
+            "routes: [{models: [m], chain: [a]}]",
+            "t.yaml",
+        )
+    assert wrong.value.problems == ["t.yaml: upstreams.a.limits: nothing limits 'm', which routes[0] sends there"]
+
+
+def test_refusing_everybody_is_a_mistake() -> None:
+    """`reject` without a tenant would let nobody in."""
+    with pytest.raises(SettingsError, match=r"identity.unknown: reject refuses everybody"):
+        parse(
+            "identity: {unknown: reject}\nupstreams: {a: {provider: vllm, url: 'http://a', owned: true, concurrency: 1}}\n"
+            "routes: [{models: [m], chain: [a]}]",
+            "t.yaml",
+        )
+
+
+def test_relative_files_are_beside_the_config_file(tmp_path: Path) -> None:
+    """Wherever the command is run, `key_file: secrets/key` means the one beside the config; absolute ones stay."""
+    config = tmp_path / "t.yaml"
+    config.write_text(
+        "upstreams: {a: {provider: openai, owned: true, concurrency: 1, key_file: secrets/key, ca_file: /etc/ca.pem}}\n"
+        "routes: [{models: [m], chain: [a]}]\nservice: {state_file: levels.json}",
+        "utf-8",
+    )
+    settings = load(config, {})
+    assert settings.upstreams["a"].key_file == str(tmp_path / "secrets/key")
+    assert settings.upstreams["a"].ca_file == "/etc/ca.pem"
+    assert settings.service.state_file == str(tmp_path / "levels.json")

@@ -21,8 +21,8 @@ __all__ = ["Demand", "Pace", "wait_s"]
 
 WEIGHT = 0.1
 """Weight of the newest value in a moving average."""
-MEMORY_S = 5.0
-"""How long a lane's demand is remembered."""
+SHORT_S, LONG_S = 5.0, 60.0
+"""How long a lane's demand is remembered: until a silence is noticed, and until it counts as lasting."""
 LEAST_SHARE = 0.05
 """However much better lanes take, a forecast counts on this share of the rate."""
 
@@ -63,23 +63,26 @@ class Pace:
 class Demand:
     """How fast each lane takes of each counter, in units per second: what better lanes take, others do not get.
 
-    A decaying sum, so that a lane that falls silent is forgotten within some `MEMORY_S`.
+    Two decaying sums, a short and a long one, of which the smaller rate counts: a burst is not taken for a habit, and a
+    lane that falls silent is forgotten soon.
     """
 
-    _taken: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
+    _taken: dict[tuple[str, int], tuple[float, float, float]] = field(default_factory=dict)
 
     def note(self, rank: int, claims: Sequence[Claim], now: float) -> None:
         """The lane of this rank was granted `claims`."""
         for claim in claims:
-            self._taken[claim.key, rank] = (self._sum(claim.key, rank, now) + claim.amount, now)
+            short, long = self._sums(claim.key, rank, now)
+            self._taken[claim.key, rank] = (short + claim.amount, long + claim.amount, now)
 
     def above(self, key: str, rank: int, now: float) -> float:
         """Units per second of `key` that lanes better than `rank` take."""
-        return sum(self._sum(key, better, now) for better in range(rank)) / MEMORY_S
+        sums = (self._sums(key, better, now) for better in range(rank))
+        return sum(min(short / SHORT_S, long / LONG_S) for short, long in sums)
 
-    def _sum(self, key: str, rank: int, now: float) -> float:
-        total, at = self._taken.get((key, rank), (0.0, now))
-        return total * exp((at - now) / MEMORY_S)
+    def _sums(self, key: str, rank: int, now: float) -> tuple[float, float]:
+        short, long, at = self._taken.get((key, rank), (0.0, 0.0, now))
+        return short * exp((at - now) / SHORT_S), long * exp((at - now) / LONG_S)
 
 
 def wait_s(

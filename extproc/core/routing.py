@@ -82,18 +82,15 @@ def claims(upstream: Upstream, model: str, size: Size, endpoint: Endpoint) -> tu
 
 
 def options(
-    names: Sequence[str],
+    healthy: Sequence[str],
     price: Callable[[str], tuple[Claim, ...]],
-    allows: Callable[[str], bool],
     when_busy: WhenBusy,
     *,
     spilled: bool,
 ) -> tuple[Option, ...]:
-    """What to ask for now: every upstream whose breaker allows it, or only the first of them while the lane holds."""
-    healthy = [name for name in names if allows(name)]
-    if healthy and not (spilled and when_busy is WhenBusy.SPILL):
-        healthy = healthy[:1]
-    return tuple(Option(name, price(name)) for name in healthy)
+    """What to ask for now: every upstream that may be asked, or only the first of them while the lane holds."""
+    asked = healthy if spilled and when_busy is WhenBusy.SPILL else healthy[:1]
+    return tuple(Option(name, price(name)) for name in asked)
 
 
 def order(

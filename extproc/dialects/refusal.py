@@ -60,8 +60,8 @@ _WORDS: dict[Reason, tuple[str, str]] = {
         "服务繁忙，您的请求已让位给更紧急的请求",
     ),
     Reason.DEADLINE_UNMEETABLE: (
-        "The service is too busy to answer before your deadline, so your request was not started",
-        "服务繁忙，无法在您的截止时间前给出回答，因此请求未执行",
+        "The service is too busy to start your request in time",
+        "服务繁忙，无法及时开始处理您的请求",
     ),
     Reason.DEADLINE_PASSED: (
         "The deadline of your request has passed before it could be answered",

@@ -92,9 +92,9 @@ class Canary:
         headers = {"x-tidegate-probe": target.upstream.name}
         try:
             async with session.post(self._url + path, json=body, headers=headers) as response:
-                answer = json.loads(await response.content.read(MAX_ANSWER_BYTES))
                 if response.status != 200:  # noqa: PLR2004
                     return f"canary got status {response.status}"
+                answer = json.loads(await response.content.read(MAX_ANSWER_BYTES))
         except TimeoutError:
             return f"canary got no answer in {TIMEOUT_S:g} s"
         except (aiohttp.ClientError, ValueError, RecursionError) as error:

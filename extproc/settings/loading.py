@@ -36,14 +36,17 @@ def load(path: Path | None, environ: Mapping[str, str] = os.environ) -> Settings
         raise SettingsError([f"{path}: {error.strerror}"]) from None
     except UnicodeDecodeError:
         raise SettingsError([f"{path}: is not UTF-8 text"]) from None
-    return parse(text, str(path), environ)
+    return parse(text, str(path), environ, folder=path.absolute().parent)
 
 
-def parse(text: str, source: str, environ: Mapping[str, str] | None = None) -> Settings:
-    """Settings from YAML text; `source` names it in errors. SettingsError lists every mistake found."""
-    raw = _read_yaml(text, source)
+def parse(text: str, source: str, environ: Mapping[str, str] | None = None, *, folder: Path | None = None) -> Settings:
+    """Settings from YAML text; `source` names it in errors. SettingsError lists every mistake found.
+
+    folder: where relative paths of files start; None leaves them as they are.
+    """
+    raw = _overridden(_read_yaml(text, source), environ or {})
     try:
-        settings = Settings.model_validate(_overridden(raw, environ or {}))
+        settings = Settings.model_validate(raw if folder is None else _anchored(raw, folder))
     except ValidationError as error:
         raise SettingsError([f"{source}: {_one_line(e)}" for e in _causes(error.errors())]) from None
     if problems := list(settings.problems()):
@@ -104,6 +107,19 @@ def _overridden(raw: dict[str, Any], environ: Mapping[str, str]) -> dict[str, An
             section[written] = section = dict(inner)  # a copy, because YAML shares what an alias names
         section[_as_written(section, path[-1])] = _value_of(environ[key], f"environment {key}")
     return raw
+
+
+FILES = frozenset({"key_file", "ca_file", "jwks_file", "state_file"})
+
+
+def _anchored(raw: Any, folder: Path) -> Any:
+    """The same values with every relative path of a file made absolute, from where the config file is."""
+    if not isinstance(raw, dict):
+        return raw
+    return {
+        key: str(folder / value) if key in FILES and isinstance(value, str) and value else _anchored(value, folder)
+        for key, value in raw.items()
+    }
 
 
 def _as_written(section: Mapping[Any, Any], name: str) -> str:

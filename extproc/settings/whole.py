@@ -120,12 +120,25 @@ class Settings(Section):
                     f"routes[{i}].chain: ends on {route.chain[-1]!r}, which is not owned; end on an upstream with "
                     "owned: true, or set acknowledge_unowned: true on this route"
                 )
+            yield from self._unlimited(i, route)
             for model in route.models:
                 if model in claimed:
                     yield f"routes[{i}].models: {model!r} is already served by routes[{claimed[model]}]"
                 claimed.setdefault(model, i)
 
+    def _unlimited(self, i: int, route: RouteSettings) -> Iterator[str]:
+        for name in route.chain:
+            upstream = self.upstreams.get(name)
+            if upstream is None or upstream.learn or upstream.concurrency:
+                continue
+            for model in route.models:
+                named = {"*", model, upstream.models.get(model, model)}
+                if not any(limit.model in named for limit in upstream.limits):
+                    yield f"upstreams.{name}.limits: nothing limits {model!r}, which routes[{i}] sends there"
+
     def _tenant_problems(self) -> Iterator[str]:
+        if self.identity.unknown == "reject" and not self.tenants:
+            yield "identity.unknown: reject refuses everybody, because there are no tenants"
         owner: dict[str, str] = {}
         for name, tenant in self.tenants.items():
             for lane in (*tenant.lanes, *((tenant.default_lane,) if tenant.default_lane else ())):

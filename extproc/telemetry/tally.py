@@ -8,6 +8,7 @@ from typing import Any
 
 from extproc.core import events
 from extproc.core.breaker import Outcome
+from extproc.core.refusal import Reason
 
 __all__ = ["Tally"]
 
@@ -21,6 +22,7 @@ class Tally:
     admitted: Counter[str] = field(default_factory=Counter)
     queued: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
     served: Counter[str] = field(default_factory=Counter)
     failed_attempts: Counter[str] = field(default_factory=Counter)
     paced: Counter[str] = field(default_factory=Counter)
@@ -58,7 +60,8 @@ class Tally:
     def snapshot(self) -> dict[str, Any]:
         """All counts as plain data."""
         names = (
-            "admitted", "queued", "refused", "served", "failed_attempts", "paced", "tokens", "overshot", "probes",
+            "admitted", "queued", "refused", "failed", "served", "failed_attempts", "paced", "tokens", "overshot",
+            "probes",
         )  # fmt: skip
         counts: dict[str, Any] = {name: dict(getattr(self, name)) for name in names}
         totals = ("settled", "unknown_usage", "client_gone", "waited_s")
@@ -71,6 +74,9 @@ class Tally:
         unheard = not event.status and not event.client_gone
         if answered:
             self.served[event.upstream] += 1
+        elif event.status >= 500:  # noqa: PLR2004 - what is below is the client's own error, passed on
+            late = event.status == 504  # noqa: PLR2004
+            self.failed[Reason.DEADLINE_PASSED if late else Reason.UPSTREAM_FAILED] += 1
         if answered or unheard:
             self.unknown_usage += event.usage is None and event.request.size.total > 0
         if event.usage is not None:

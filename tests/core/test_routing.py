@@ -197,7 +197,9 @@ def test_options_are_the_healthy_ones_or_the_first_of_them(
     asked: str,
 ) -> None:
     """`spill` asks for all once it has spilled; `hold` and who has not spilled yet only for the first healthy one."""
-    found = options("abc", lambda name: (Claim(name, 1.0),), lambda name: name not in sick, when_busy, spilled=spilled)
+    found = options(
+        [name for name in "abc" if name not in sick], lambda name: (Claim(name, 1.0),), when_busy, spilled=spilled
+    )
     assert [option.name for option in found] == list(asked)
     assert all(option.claims == (Claim(option.name, 1.0),) for option in found)
 

@@ -31,7 +31,7 @@ HTTP = httpx.Client(timeout=30)
 PUBLIC_KEY = {"kty": "oct", "alg": "HS256", "kid": "test", "k": "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3JldA"}
 LINE = re.compile(
     r"\d\d:\d\d:\d\d  waiting P0 \d+ P1 \d+ P2 \d+ \| running \d+ \| admitted \d+/s \| served [^|]+ \| shed [^|]+"
-    r"( \| buckets [^|]+)?( \| breakers [^|]+)?"
+    r"( \| failed [^|]+)? \| free [^|]+( \| breakers [^|]+)?"
 )
 
 
