@@ -557,7 +557,8 @@ def test_refusing_everybody_is_a_mistake() -> None:
     """`reject` without a tenant would let nobody in."""
     with pytest.raises(SettingsError, match=r"identity.unknown: reject refuses everybody"):
         parse(
-            "identity: {unknown: reject}\nupstreams: {a: {provider: vllm, url: 'http://a', owned: true, concurrency: 1}}\n"
+            "identity: {unknown: reject}\n"
+            "upstreams: {a: {provider: vllm, url: 'http://a', owned: true, concurrency: 1}}\n"
             "routes: [{models: [m], chain: [a]}]",
             "t.yaml",
         )
