@@ -22,7 +22,7 @@ def validate(settings: Settings) -> None:
         if path is not None and not _readable(path)
     ]
     if settings.identity.jwt is not None and not _readable(settings.identity.jwt.jwks_file):
-        missing.append(f"identity.jwt.jwks_file: {settings.identity.jwt.jwks_file} cannot be read")
+        missing.append(f"identity.jwt.jwks_file: {settings.identity.jwt.jwks_file} cannot be read, or is empty")
     if missing:
         raise SettingsError(missing)
     validate_envoy(to_yaml(bootstrap(settings)))
