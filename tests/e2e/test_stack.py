@@ -360,4 +360,4 @@ def test_check_misses_files_before_envoy_does(tmp_path: Path) -> None:
     content["upstreams"]["primary"]["key_file"] = str(tmp_path / "nothing")
     done = tidegate("check", "--config", written(tmp_path, content))
     assert done.returncode == 2
-    assert done.stderr == f"upstreams.primary.key_file: {tmp_path / 'nothing'} cannot be read\n"
+    assert done.stderr == f"upstreams.primary.key_file: {tmp_path / 'nothing'} cannot be read, or is empty\n"
