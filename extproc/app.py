@@ -11,37 +11,27 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from extproc import dialects, tokens
-from extproc.breakers import Breakers
+from extproc.admission import Admission
 from extproc.console import state
-from extproc.core.affinity import Affinity
-from extproc.core.bucket import Slots, TokenBucket
-from extproc.core.capacity import Store
 from extproc.core.events import Event
-from extproc.core.flight import Flight
-from extproc.core.forecast import Pace
 from extproc.core.identity import Directory
-from extproc.core.lanes import Lanes
-from extproc.core.policy import Kind, Limit, Policy, Upstream
-from extproc.core.request import Usage
+from extproc.core.policy import Kind, Limit, Upstream
 from extproc.core.routing import bucket_key, slots_key
 from extproc.dispatch import Dispatch, Timing
-from extproc.flights import Flights
 from extproc.handler import Handler
-from extproc.limiter import Limiter
 from extproc.ports import Record
 from extproc.probes.canary import Canary, Target
 from extproc.reception import Reception, SessionRules
 from extproc.settings import Settings
 from extproc.shared import levels
-from extproc.shared.memory import MemoryCapacity
 from extproc.telemetry.log import JsonLines, log_event
 from extproc.telemetry.tally import Tally
 from extproc.watchdog import Watchdog
@@ -83,35 +73,16 @@ class Service:
         self.clock = clock = asyncio.get_running_loop()
         self.tally = Tally()
         self.process = secrets.token_hex(6)
-        self.breakers = Breakers(policy.upstreams.values(), clock, self.observe)
-        self.capacity = MemoryCapacity(clock, _store(policy, settings, clock.time()))
-        self.lanes = Lanes(policy.lanes.values())
-        self.pace = Pace()
-        self.calibration = tokens.Calibration()
-        self.affinity = Affinity()
-        self.limiter = Limiter(
-            self.lanes,
-            self.capacity,
-            clock,
-            self.breakers.allows,
-            self.pace,
-            self.observe,
-            self.breakers.earliest_probe,
-            frozenset(name for name, upstream in policy.upstreams.items() if upstream.owned),
-        )
-        self.breakers.moved = self.limiter.kick
-        self.flights = Flights(
+        self.admission = admission = Admission(
             policy,
-            self.capacity,
-            self.breakers,
             clock,
-            self.pace,
             self.observe,
             grace_s=settings.service.record_grace_s,
-            affinity=self.affinity,
-            freed=self.limiter.kick,
-            learned=self._learn_size,
+            calibrate=settings.tokens.calibrate,
+            levels=_known_levels(settings),
         )
+        self.breakers, self.capacity = admission.breakers, admission.capacity
+        self.lanes, self.limiter, self.flights = admission.lanes, admission.limiter, admission.flights
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokens")
         self.server = Server(
             settings.service.address,
@@ -196,9 +167,9 @@ class Service:
         reception = Reception(
             self.policy,
             Directory(self.policy.tenants, identity.tenant, identity.unknown == "reject", keys),
-            self.calibration,
-            self.affinity,
-            self.pace,
+            self.admission.calibration,
+            self.admission.affinity,
+            self.admission.pace,
             self.clock,
             process=self.process,
             sessions=SessionRules(identity.session_headers, identity.session_window_s),
@@ -213,11 +184,6 @@ class Service:
         upstream = self.policy.upstreams.get(record.upstream)
         if upstream is not None and upstream.learn and record.headers:
             self._learn_limits(upstream, record)
-
-    def _learn_size(self, flight: Flight, upstream: str, usage: Usage) -> None:
-        if usage.input and self.settings.tokens.calibrate and upstream in self.policy.upstreams:
-            model = self.policy.upstreams[upstream].own_name(flight.request.model)
-            self.calibration.learn(model, flight.request.counted, usage.input)
 
     def _learn_limits(self, upstream: Upstream, record: Record) -> None:
         kinds = {"tokens": Kind.TOTAL, "requests": Kind.REQUESTS, "input": Kind.INPUT, "output": Kind.OUTPUT}
@@ -257,29 +223,9 @@ class Service:
                 log.warning("bucket levels could not be written: %s", error)
 
 
-def _store(policy: Policy, settings: Settings, now: float) -> Store:
+def _known_levels(settings: Settings) -> Mapping[str, tuple[float, float]]:
     path = settings.service.state_file
-    known = levels.load(Path(path), time.time()) if path else {}
-    store: Store = {}
-
-    def bucket(key: str, per_minute: float, capacity: float, start: float) -> None:
-        level, age = known.get(key, (start, 0.0))
-        store[key] = TokenBucket(per_minute / 60, capacity, min(level, capacity), now - age)
-
-    for upstream in policy.upstreams.values():
-        for limit in (limit for limit in upstream.limits if isfinite(limit.per_minute)):
-            bucket(bucket_key(upstream.name, limit), limit.per_minute, limit.capacity, 0.0)
-        slots = upstream.concurrency or (upstream.learn_concurrency if upstream.learn else None)
-        if slots is not None:
-            store[slots_key(upstream.name)] = Slots(slots)
-    for tenant in policy.tenants.values():
-        if tenant.tpm is not None:
-            bucket(f"tenant/{tenant.name}/total", tenant.tpm, float(tenant.tpm), float(tenant.tpm))
-        if tenant.rpm is not None:
-            bucket(f"tenant/{tenant.name}/requests", tenant.rpm, float(tenant.rpm), float(tenant.rpm))
-        if tenant.concurrency is not None:
-            store[f"tenant/{tenant.name}/slots"] = Slots(tenant.concurrency)
-    return store
+    return levels.load(Path(path), time.time()) if path else {}
 
 
 def _canary_model(settings: Settings, upstream: Upstream) -> str:

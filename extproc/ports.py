@@ -11,7 +11,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from extproc.core.capacity import Answer, Ask, Change, Store
+from extproc.core.capacity import Answer, Ask, Change, Store, Tuning
 from extproc.core.events import Event
 from extproc.core.value import value
 
@@ -49,6 +49,10 @@ class Capacity(Protocol):
 
     async def change(self, changes: Sequence[Change]) -> None:
         """Give back or charge. Never refused; unknown keys are ignored."""
+        ...
+
+    async def tune(self, tunings: Sequence[Tuning]) -> None:
+        """Follow what became known of counters (see core.capacity). Never refused; unknown keys are ignored."""
         ...
 
     def levels(self) -> Store:

@@ -105,6 +105,12 @@ class Reception:
         call = document.call if document else Call(Endpoint.OTHER, "*")
         route = self._route(call, greeting.caller)
         counted = await self._count(call)
+        return self.offer(greeting, call, route, counted, document.body if document else b"")
+
+    def offer(
+        self, greeting: Greeting, call: Call, route: Route, counted: int, body: bytes = b""
+    ) -> tuple[Request, Wants]:
+        """The same once its prompt is counted: `counted` tokens, before the learned correction."""
         size = self._size(call, counted, self._policy.upstreams[route.chain[0]].own_name(call.model))
         size = routing.fitting(self._policy, route, size, capped=call.output_cap is not None, model=call.model)
         pin = self._pin(call.state, route)
@@ -112,8 +118,7 @@ class Reception:
         prices = {
             name: routing.claims(self._policy.upstreams[name], call.model, size, greeting.endpoint) for name in names
         }
-        held_bytes = len(document.body) if document else 0
-        return self._request(greeting, call, route.name, size, counted, held_bytes), Wants(names, prices)
+        return self._request(greeting, call, route.name, size, counted, len(body)), Wants(names, prices)
 
     def _pin(self, state: str | None, route: Route) -> str | None:
         """The only upstream that knows the state this request builds on; None when it builds on none."""

@@ -109,7 +109,7 @@ def test_each_mistake_beside_the_upstreams_is_one_line_with_its_path(addition: s
         ({"url": "http://h:0"}, "upstreams.a.url: 'http://h:0' is not http(s)://host[:port][/path]"),
         ({"url": "http://h:99999"}, "upstreams.a.url: has no valid host and port"),
         ({"url": "http://[::1"}, "upstreams.a.url: has no valid host and port"),
-        ({"concurrency": None}, "upstreams.a.limits: missing; give limits, concurrency or learn: true"),
+        ({"concurrency": None}, "upstreams.a.limits: missing; give limits, concurrency, kv or learn: true"),
         ({"concurrency": None, "learn": True, "limits": [{"tpm": 1}]}, "upstreams.a.learn: give limits or learn them"),
         ({"limits": [{"model": "m"}]}, "upstreams.a.limits[0]: name at least one of tpm, itpm, otpm, rpm"),
         ({"limits": [{"tpm": 1}, {"rpm": 1}]}, "upstreams.a.limits: model '*' is named twice"),

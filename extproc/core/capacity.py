@@ -13,11 +13,17 @@ from collections.abc import Iterable
 from math import inf
 
 from extproc.core.bucket import Slots, TokenBucket
+from extproc.core.shares import PLAIN, Terms
 from extproc.core.value import value
+from extproc.core.watermark import Reading
 
-__all__ = ["Answer", "Ask", "Change", "Claim", "Option", "Store", "answer"]
+__all__ = [
+    "Answer", "Ask", "Change", "Claim", "Counter", "Declare", "Forget", "Gauge", "Level", "Option", "Pause", "Resize",
+    "Seats", "Store", "Tuning", "answer",
+]  # fmt: skip
 
-Store = dict[str, TokenBucket | Slots]
+Counter = TokenBucket | Slots
+Store = dict[str, Counter]
 """Everything that is counted, by key."""
 
 
@@ -44,6 +50,7 @@ class Ask:
     ticket: str
     options: tuple[Option, ...]
     followed: bool = False
+    terms: Terms = PLAIN
 
 
 @value
@@ -51,11 +58,13 @@ class Answer:
     """The option that was taken, or None with `retry_after`: seconds until asking again may help.
 
     retry_after is infinite when only a release can help, 0 when the batch ended before. short: keys that were lacking.
+    shadowed: keys of limits in shadow mode that would have been lacking.
     """
 
     option: Option | None
     retry_after: float = 0.0
     short: tuple[str, ...] = ()
+    shadowed: tuple[str, ...] = ()
 
 
 @value
@@ -64,6 +73,67 @@ class Change:
 
     key: str
     amount: float
+
+
+@value
+class Declare:
+    """Count `key` from now on, unless it is counted already."""
+
+    key: str
+    counter: Counter
+
+
+@value
+class Forget:
+    """Stop counting `key`."""
+
+    key: str
+
+
+@value
+class Resize:
+    """A bucket's new rate (units per second) and capacity; what is in it stays, as far as it fits."""
+
+    key: str
+    rate: float
+    capacity: float
+
+
+@value
+class Level:
+    """What is in a bucket is at most `most` and at least `least`, never above its capacity."""
+
+    key: str
+    most: float = inf
+    least: float = -inf
+
+
+@value
+class Pause:
+    """Nothing is taken of `key` for so many seconds. The later of two pauses holds."""
+
+    key: str
+    seconds: float
+
+
+@value
+class Seats:
+    """A new number of slots; those held stay held."""
+
+    key: str
+    limit: float
+
+
+@value
+class Gauge:
+    """What an engine's instances said of themselves; see watermark. reading None: they did not answer."""
+
+    key: str
+    reading: Reading | None
+
+
+Tuning = Declare | Forget | Resize | Level | Pause | Seats | Gauge
+"""What became known of a counter, from a provider, an engine or an operator. Keys that are not counted are ignored."""
 
 
 def answer(store: Store, asks: Iterable[Ask], now: float) -> list[Answer]:

@@ -8,7 +8,8 @@ from extproc.core.request import Request, Usage
 from extproc.core.value import value
 
 __all__ = [
-    "Admitted", "AttemptFailed", "BreakerMoved", "Event", "Overshot", "Probed", "Queued", "Refused", "Settled",
+    "Admitted", "AttemptFailed", "BreakerMoved", "Event", "LimitsMoved", "Observed", "Overshot", "Probed", "Queued",
+    "Refused", "Scraped", "Settled", "Shadowed",
 ]  # fmt: skip
 
 
@@ -22,11 +23,15 @@ class Queued:
 
 @value
 class Admitted:
-    """A request goes to order[0], with the rest of `order` behind it for failover."""
+    """A request goes to order[0], with the rest of `order` behind it for failover.
+
+    predicted_s: the forecast of its wait when it joined its lane, None when it did not queue.
+    """
 
     request: Request
     order: tuple[str, ...]
     waited_s: float
+    predicted_s: float | None = None
 
 
 @value
@@ -99,4 +104,42 @@ class Probed:
     seconds: float
 
 
-Event = Queued | Admitted | Refused | AttemptFailed | Settled | Overshot | BreakerMoved | Probed
+@value
+class Observed:
+    """A request in observe mode went, though it would have been held (reason None) or refused for `reason`."""
+
+    request: Request
+    reason: Reason | None
+    predicted_s: float = 0.0
+
+
+@value
+class Shadowed:
+    """A limit in shadow mode would have stopped a request: name of the counter, or of the bound."""
+
+    request: Request
+    limit: str
+
+
+@value
+class LimitsMoved:
+    """What a provider said moved a counter: cause is a few words with numbers."""
+
+    upstream: str
+    key: str
+    cause: str
+
+
+@value
+class Scraped:
+    """An engine's metrics were read, or could not be (saturation None)."""
+
+    upstream: str
+    saturation: float | None
+    preemptions: float = 0.0
+
+
+Event = (
+    Queued | Admitted | Refused | AttemptFailed | Settled | Overshot | BreakerMoved | Probed
+    | Observed | Shadowed | LimitsMoved | Scraped
+)  # fmt: skip

@@ -11,7 +11,25 @@ from enum import StrEnum
 
 from extproc.core.request import Dialect
 
-__all__ = ["Accounting", "BreakerRules", "Kind", "Lane", "Limit", "Policy", "Route", "Tenant", "Upstream", "WhenBusy"]
+__all__ = [
+    "Accounting",
+    "Bounds",
+    "BreakerRules",
+    "Kind",
+    "KvRules",
+    "Lane",
+    "Limit",
+    "Order",
+    "Pacing",
+    "Policy",
+    "Prices",
+    "RetryRules",
+    "Route",
+    "SessionLimits",
+    "Tenant",
+    "Upstream",
+    "WhenBusy",
+]  # fmt: skip
 
 
 class WhenBusy(StrEnum):
@@ -19,6 +37,20 @@ class WhenBusy(StrEnum):
 
     SPILL = "spill"
     HOLD = "hold"
+
+
+class Pacing(StrEnum):
+    """How a lane takes from a bucket: as much as is in it (token bucket), or evenly at its rate (leaky bucket)."""
+
+    BURST = "burst"
+    SMOOTH = "smooth"
+
+
+class Order(StrEnum):
+    """Whose turn it is inside a tenant: first come first served, or earliest deadline first."""
+
+    FIFO = "fifo"
+    EDF = "edf"
 
 
 class Kind(StrEnum):
@@ -45,6 +77,38 @@ class Limit:
     kind: Kind
     per_minute: float
     capacity: float
+    shadow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """US dollars per million tokens. What is None costs what input (or, for reasoning, output) does."""
+
+    input: float
+    output: float
+    cached: float | None = None
+    cache_write: float | None = None
+    reasoning: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KvRules:
+    """When an engine's KV cache is full enough that requests wait.
+
+    high, low: watermarks in used shares of the fullest instance's cache; shut at `high`, open again at `low`. lanes:
+    other marks (high, low) per lane. waiting: requests in an instance's own queue that count as saturated. tokens: the
+    cache of one instance in tokens; None when the engine tells it, or nobody knows. stale_s: age from which a reading
+    says nothing. trickle_rps: requests per second that are let through on no reading at all.
+    """
+
+    high: float = 0.82
+    low: float = 0.75
+    lanes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    waiting: int = 4
+    tokens: int | None = None
+    stale_s: float = 5.0
+    trickle_rps: float = 1.0
+    shadow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +128,9 @@ class Upstream:
 
     window: largest prompt plus output, in tokens, it accepts; None when unknown.
     learn: its limits are taken from the provider's headers; until known at most `learn_concurrency` requests fly.
+    ramp: the provider wants traffic to grow by at most half within 15 minutes. prices: by own model name, "*" for any.
+    kv: set where an engine's metrics are watched. engine_priority: None, or what a better lane's priority is multiplied
+    with: 1 where the engine serves higher numbers first, -1 where lower ones. shadow: names of limits that only count.
     """
 
     name: str
@@ -78,6 +145,11 @@ class Upstream:
     window: int | None = None
     accounting: Accounting = Accounting.UPFRONT
     breaker: BreakerRules = field(default_factory=BreakerRules)
+    ramp: bool = False
+    prices: Mapping[str, Prices] = field(default_factory=dict)
+    kv: KvRules | None = None
+    engine_priority: int | None = None
+    shadow: frozenset[str] = frozenset()
 
     def own_name(self, model: str) -> str:
         """The upstream's name for a public model."""
@@ -86,7 +158,13 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The bounded queue of one priority; rank 0 goes first."""
+    """The bounded queue of one priority; rank 0 goes first.
+
+    min_share: share of every capacity that it gets while it waits, whatever better lanes want. keep_free: share of
+    every capacity that it leaves free for better lanes. vip_share: up to this share of the lane's service VIP tenants
+    go first. lifo_above: fill of the lane (0..1, by its fullest bound) from which the newest goes first; None for
+    never. shadow: names of bounds that only count.
+    """
 
     name: str
     rank: int
@@ -96,11 +174,58 @@ class Lane:
     max_requests: int
     max_tokens: int
     max_bytes: int
+    min_share: float = 0.0
+    keep_free: float = 0.0
+    pacing: Pacing = Pacing.BURST
+    order: Order = Order.FIFO
+    vip_share: float = 0.5
+    lifo_above: float | None = None
+    shadow: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What all lanes may hold together; beyond it a better lane's newcomer pushes out a lower lane's newest."""
+
+    max_requests: int = 20_000
+    max_tokens: int = 100_000_000
+    max_bytes: int = 1024 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What one agent session may use in all; a hard stop. None is no limit.
+
+    idle_s: a session that was silent this long is forgotten. derived: whether sessions that no client named count, too.
+    new_share: share of a lane's bounds, and of its patience, that calls of sessions never served before may use.
+    limit: most sessions that are remembered.
+    """
+
+    max_tokens: int | None = None
+    max_usd: float | None = None
+    idle_s: float = 86_400.0
+    derived: bool = False
+    new_share: float = 0.8
+    limit: int = 100_000
+    shadow: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRules:
+    """Clients' retries that may wait: `share` of a tenant's traffic, and `least_per_s` in any case."""
+
+    share: float = 0.1
+    least_per_s: float = 1.0
+    limit: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """What one tenant may use. `lanes` best first: the first is its default; empty `models` means any."""
+    """What one tenant may use. `lanes` best first: the first is its default; empty `models` means any.
+
+    weight: its share of a lane against other tenants'. vip: ranks first in its lane, up to the lane's vip_share.
+    sessions: limits of its sessions where they differ from the policy's. shadow: names of limits that only count.
+    """
 
     name: str
     lanes: tuple[str, ...]
@@ -109,20 +234,33 @@ class Tenant:
     tpm: int | None = None
     rpm: int | None = None
     concurrency: int | None = None
+    usd_per_hour: float | None = None
+    usd_per_day: float | None = None
+    weight: float = 1.0
+    vip: bool = False
+    sessions: SessionLimits | None = None
+    shadow: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A model pattern (shell-style wildcards) and its chain of upstreams, first choice first."""
+    """A model pattern (shell-style wildcards) and its chain of upstreams, first choice first.
+
+    observe: share of its requests (0..1) that are decided upon but not held or refused.
+    """
 
     name: str
     models: tuple[str, ...]
     chain: tuple[str, ...]
+    observe: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """All the rules together. Routes are tried in order; `other` serves endpoints that are not priced in tokens."""
+    """All the rules together. Routes are tried in order; `other` serves endpoints that are not priced in tokens.
+
+    any_tenant: the rules of every tenant that is named by a trusted source but not listed; None when there are none.
+    """
 
     upstreams: Mapping[str, Upstream]
     routes: tuple[Route, ...]
@@ -130,3 +268,8 @@ class Policy:
     tenants: Mapping[str, Tenant]
     other: Route | None = None
     default_output_tokens: int = 512
+    output_percentile: float = 0.95
+    any_tenant: Tenant | None = None
+    bounds: Bounds = field(default_factory=Bounds)
+    sessions: SessionLimits = field(default_factory=SessionLimits)
+    retries: RetryRules = field(default_factory=RetryRules)

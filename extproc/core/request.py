@@ -125,6 +125,9 @@ class Request:
     arrived, deadline: seconds on the event loop's clock; deadline is the latest time of the first response byte.
     wait_until: when it has waited its max (lane's max wait or deadline, the earlier).
     counted: input tokens as the tokenizer counted them, before the learned correction. bytes: body held in memory.
+    weight, vip: its tenant's standing inside the lane. fingerprint: equal for a request and its retries, empty when it
+    cannot be told. retries: how often its client has sent it before. fresh: its session was never served. observed: it
+    is decided upon, but neither held nor refused.
     """
 
     id: str
@@ -142,6 +145,12 @@ class Request:
     wait_until: float
     counted: int = 0
     bytes: int = 0
+    weight: float = 1.0
+    vip: bool = False
+    fingerprint: str = ""
+    retries: int = 0
+    fresh: bool = False
+    observed: bool = False
 
     @property
     def dialect(self) -> Dialect:

@@ -7,12 +7,27 @@ from dataclasses import dataclass
 from extproc.core import policy as core
 from extproc.core.request import Dialect
 
-__all__ = ["PROVIDERS", "Provider"]
+__all__ = ["PROVIDERS", "EngineMetrics", "Provider"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """Names of an inference engine's Prometheus metrics; usage is a share of 0 to 1, the first name that is there."""
+
+    usage: tuple[str, ...]
+    waiting: str | None = None
+    running: str | None = None
+    preemptions: str | None = None
+    tokens: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """What is known of a vendor's API: where it is, how it wants its key, and when it charges its token limit."""
+    """What is known of a vendor's API: where it is, how it wants its key, and when it charges its token limit.
+
+    priority_sign: 1 where an engine serves higher priorities first, -1 where lower ones; None where it knows none.
+    metrics: how an engine names its own, None where it shows none.
+    """
 
     url: str | None
     dialects: tuple[Dialect, ...] = (Dialect.OPENAI,)
@@ -20,8 +35,22 @@ class Provider:
     key_header: str = "authorization"
     key_prefix: str = "Bearer "
     accounting: core.Accounting = core.Accounting.ACTUAL
+    priority_sign: int | None = None
+    metrics: EngineMetrics | None = None
 
 
+_VLLM = EngineMetrics(
+    usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    waiting="vllm:num_requests_waiting",
+    running="vllm:num_requests_running",
+    preemptions="vllm:num_preemptions_total",
+)
+_SGLANG = EngineMetrics(
+    usage=("sglang:token_usage",),
+    waiting="sglang:num_queue_reqs",
+    running="sglang:num_running_reqs",
+    tokens="sglang:max_total_num_tokens",
+)
 _BOTH = (Dialect.OPENAI, Dialect.ANTHROPIC)
 _UPFRONT = core.Accounting.UPFRONT
 
@@ -37,8 +66,8 @@ PROVIDERS: dict[str, Provider] = {
     "together": Provider("https://api.together.xyz"),
     "cerebras": Provider("https://api.cerebras.ai", accounting=_UPFRONT),
     "xai": Provider("https://api.x.ai"),
-    "vllm": Provider(None),
-    "sglang": Provider(None),
+    "vllm": Provider(None, priority_sign=-1, metrics=_VLLM),
+    "sglang": Provider(None, priority_sign=1, metrics=_SGLANG),
     "compatible": Provider(None, accounting=_UPFRONT),
-    "fake": Provider(None, _BOTH, accounting=_UPFRONT),
+    "fake": Provider(None, _BOTH, accounting=_UPFRONT, priority_sign=-1, metrics=_VLLM),
 }

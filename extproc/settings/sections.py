@@ -21,12 +21,17 @@ __all__ = [
     "GatewaySettings",
     "IdentitySettings",
     "JwtSettings",
+    "KvSettings",
     "LaneSettings",
     "LimitSettings",
     "Name",
+    "PriceSettings",
+    "QueueSettings",
+    "RetrySettings",
     "RouteSettings",
     "Section",
     "ServiceSettings",
+    "SessionSettings",
     "TenantSettings",
     "TimeoutSettings",
     "TokenSettings",
@@ -62,6 +67,11 @@ Seconds = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=F
 SomeSeconds = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
 Port = Annotated[int, BeforeValidator(_number), Field(ge=1, le=65535)]
 Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
+Share = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1, allow_inf_nan=False)]
+PartShare = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1, allow_inf_nan=False)]
+Positive = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
+Usd = Positive
+UsdPrice = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -150,6 +160,8 @@ class LimitSettings(Section):
     rpm: Count | None = None
     burst_s: Seconds = 10.0
     """Size of the bucket in seconds of refill."""
+    shadow: bool = False
+    """Only count what it would have stopped."""
 
     @model_validator(mode="after")
     def _something(self) -> Self:
@@ -163,7 +175,94 @@ class LimitSettings(Section):
         for kind, per_minute in (*kinds.items(), (core.Kind.REQUESTS, self.rpm)):
             if per_minute is not None:
                 rate = per_minute * (1.0 - headroom)
-                yield core.Limit(self.model, kind, rate, rate / 60.0 * self.burst_s)
+                yield core.Limit(self.model, kind, rate, rate / 60.0 * self.burst_s, shadow=self.shadow)
+
+
+class PriceSettings(Section):
+    """US dollars per million tokens. What is absent costs what input (for reasoning: output) does."""
+
+    input: UsdPrice
+    output: UsdPrice
+    cached: UsdPrice | None = None
+    """Input read from the provider's prompt cache."""
+    cache_write: UsdPrice | None = None
+    """Input written to it."""
+    reasoning: UsdPrice | None = None
+
+
+class Marks(Section):
+    """Watermarks in used shares of the KV cache: shut at `high`, open again at `low`."""
+
+    high: Share
+    low: Share
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError("low must be below high")
+        return self
+
+
+class MetricNames(Section):
+    """Names of an engine's metrics, where they are not those of vLLM or SGLang."""
+
+    usage: str
+    """Used share of the KV cache, 0 to 1."""
+    waiting: str | None = None
+    running: str | None = None
+    preemptions: str | None = None
+    """A counter."""
+    tokens: str | None = None
+    """Size of the cache in tokens."""
+
+
+class KvSettings(Section):
+    """Hold requests while the engine's KV cache is nearly full."""
+
+    high: Share = 0.82
+    low: Share = 0.75
+    lanes: dict[str, Marks] = {}
+    """Other marks per lane."""
+    waiting: Count = 4
+    """Requests in an instance's own queue that count as saturated."""
+    tokens: Count | None = None
+    """Size of one instance's cache in tokens, where the engine does not tell it."""
+    scrape_s: Seconds = 0.5
+    stale_s: Seconds = 5.0
+    """Age from which metrics say nothing any more."""
+    trickle_rps: Positive = 1.0
+    """Requests per second that pass while metrics are missing or stale."""
+    path: str = "/metrics"
+    metrics: MetricNames | None = None
+    prometheus: str | None = None
+    """URL of a Prometheus, where instances cannot be scraped; then `query` gives the used share, 0 to 1."""
+    query: str | None = None
+    shadow: bool = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError("low: must be below high")
+        if (self.prometheus is None) != (self.query is None):
+            raise ValueError("prometheus: needs a query, and a query needs it")
+        if self.prometheus is not None and (problem := _url_problem(self.prometheus)):
+            raise ValueError(f"prometheus: {problem}")
+        if self.stale_s < 2 * self.scrape_s:
+            raise ValueError("stale_s: must be at least twice scrape_s")
+        return self
+
+    def rules(self) -> core.KvRules:
+        """The marks as the core knows them."""
+        return core.KvRules(
+            high=self.high,
+            low=self.low,
+            lanes={name: (marks.high, marks.low) for name, marks in self.lanes.items()},
+            waiting=self.waiting,
+            tokens=self.tokens,
+            stale_s=self.stale_s,
+            trickle_rps=self.trickle_rps,
+            shadow=self.shadow,
+        )
 
 
 class BreakerSettings(Section):
@@ -207,6 +306,17 @@ class UpstreamSettings(Section):
     """Cheapest model for health calls (its own name); else the first of `models`, else that of the last request."""
     connect_timeout_s: Seconds = 2.0
     breaker: BreakerSettings = BreakerSettings()
+    follow_headers: bool = True
+    """Let what the provider reports in its headers tighten the limits given here."""
+    ramp: bool = False
+    """The provider wants traffic to grow by at most half within 15 minutes."""
+    prices: dict[str, PriceSettings] = {}
+    """By own model name, "*" for any other."""
+    kv: KvSettings | None = None
+    engine_priority: bool = False
+    """Write the lane's priority into the body, for engines that schedule by it (`check` asks them)."""
+    shadow: tuple[Literal["concurrency"], ...] = ()
+    """Limits that only count what they would have stopped; limits and kv have their own `shadow`."""
     fake: FakeBehaviour | None = None
 
     @model_validator(mode="after")
@@ -219,8 +329,12 @@ class UpstreamSettings(Section):
             raise ValueError(f"url: {problem}")
         if self.limits and self.learn:
             raise ValueError("learn: give limits or learn them, not both")
-        if not (self.limits or self.concurrency or self.learn):
-            raise ValueError("limits: missing; give limits, concurrency or learn: true")
+        if not (self.limits or self.concurrency or self.learn or self.kv):
+            raise ValueError("limits: missing; give limits, concurrency, kv or learn: true")
+        if self.engine_priority and PROVIDERS[self.provider].priority_sign is None:
+            raise ValueError(f"engine_priority: provider {self.provider} has none")
+        if self.kv and not self.kv.prometheus and not self.kv.metrics and not PROVIDERS[self.provider].metrics:
+            raise ValueError(f"kv: name the metrics of provider {self.provider}, or a prometheus query")
         seen = [limit.model for limit in self.limits]
         if twice := sorted({m for m in seen if seen.count(m) > 1}):
             raise ValueError(f"limits: model {twice[0]!r} is named twice")
@@ -272,6 +386,11 @@ class UpstreamSettings(Section):
             window=self.window,
             accounting=self.accounting or provider.accounting,
             breaker=core.BreakerRules(**self.breaker.model_dump()),
+            ramp=self.ramp,
+            prices={model: core.Prices(**price.model_dump()) for model, price in self.prices.items()},
+            kv=self.kv.rules() if self.kv else None,
+            engine_priority=provider.priority_sign if self.engine_priority else None,
+            shadow=frozenset(self.shadow),
         )
 
 
@@ -280,6 +399,8 @@ class RouteSettings(Section):
 
     models: Annotated[tuple[str, ...], Field(min_length=1)]
     chain: Annotated[tuple[str, ...], Field(min_length=1)]
+    observe: Share = 0.0
+    """Share of its requests that are decided upon, counted and reported, but neither held nor refused."""
     acknowledge_unowned: bool = False
     """Set to accept that the chain does not end on something you own: a provider outage is then your outage."""
 
@@ -293,6 +414,56 @@ class LaneSettings(Section):
     max_requests: Count = 10_000
     max_tokens: Count = 50_000_000
     max_bytes: Count = 512 * 1024 * 1024
+    min_share: PartShare = 0.0
+    """Share of every capacity that this lane gets while it waits, whatever better lanes want."""
+    keep_free: PartShare = 0.0
+    """Share of every capacity that this lane leaves free for better lanes."""
+    pacing: core.Pacing = core.Pacing.BURST
+    order: core.Order = core.Order.FIFO
+    """Inside one tenant: first come first served, or earliest deadline first."""
+    vip_share: Share = 0.5
+    """Up to this share of the lane's service VIP tenants go first."""
+    lifo_above: Annotated[float, BeforeValidator(_number), Field(gt=0, le=1)] | None = None
+    """Fill of the lane from which the newest goes first; absent for never."""
+    shadow: tuple[Literal["max_requests", "max_tokens", "max_bytes"], ...] = ()
+    """Bounds that only count what they would have stopped."""
+
+
+class QueueSettings(Section):
+    """What all lanes may hold together; beyond it a better lane's newcomer pushes out a lower lane's newest."""
+
+    max_requests: Count = 20_000
+    max_tokens: Count = 100_000_000
+    max_bytes: Count = 1024 * 1024 * 1024
+
+
+class SessionSettings(Section):
+    """What one agent session may use in all; a hard stop. Absent limits are none."""
+
+    max_tokens: Count | None = None
+    max_usd: Usd | None = None
+    idle_s: Seconds = 86_400.0
+    """A session that was silent this long is forgotten."""
+    derived: bool = False
+    """Count sessions that no client named (tenant and key within a window), too."""
+    new_share: Annotated[float, BeforeValidator(_number), Field(gt=0, le=1)] = 0.8
+    """Share of a lane's bounds and patience that calls of sessions never served before may use."""
+    limit: Count = 100_000
+    """Most sessions that are remembered."""
+    shadow: tuple[Literal["max_tokens", "max_usd"], ...] = ()
+
+    def rules(self) -> core.SessionLimits:
+        """The limits as the core knows them."""
+        return core.SessionLimits(**self.model_dump(exclude={"shadow"}), shadow=frozenset(self.shadow))
+
+
+class RetrySettings(Section):
+    """Retries that clients announce, or that carry the same idempotency key or body."""
+
+    share: Share = 0.1
+    """Of a tenant's requests, this share may be retries that wait; more are refused when they cannot go at once."""
+    least_per_s: SomeSeconds = 1.0
+    """This many a second may wait in any case."""
 
 
 class TenantSettings(Section):
@@ -308,6 +479,16 @@ class TenantSettings(Section):
     tpm: Count | None = None
     rpm: Count | None = None
     concurrency: Count | None = None
+    usd_per_hour: Usd | None = None
+    usd_per_day: Usd | None = None
+    weight: Positive = 1.0
+    """Its share of a lane against other tenants that wait."""
+    vip: bool = False
+    """Goes first in its lane, up to the lane's vip_share."""
+    sessions: SessionSettings | None = None
+    """Limits of its sessions where they differ from those of all."""
+    shadow: tuple[Literal["tpm", "rpm", "concurrency", "usd_per_hour", "usd_per_day"], ...] = ()
+    """Limits that only count what they would have stopped."""
 
 
 class FloodSettings(Section):
@@ -335,6 +516,9 @@ class TokenSettings(Section):
     """How requests are priced before anything is known."""
 
     default_output: Count = 512
+    """Output reserved for a request that names no cap, until this tenant and model have taught better."""
+    output_percentile: Annotated[float, BeforeValidator(_number), Field(gt=0, lt=1)] = 0.95
+    """Which percentile of the output seen is reserved."""
     sample_above_bytes: Count = 16_384
     calibrate: bool = True
 

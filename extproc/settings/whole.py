@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -15,9 +15,13 @@ from extproc.settings.sections import (
     IdentitySettings,
     LaneSettings,
     Name,
+    QueueSettings,
+    RetrySettings,
     RouteSettings,
     Section,
     ServiceSettings,
+    SessionSettings,
+    Share,
     TenantSettings,
     TimeoutSettings,
     TokenSettings,
@@ -34,8 +38,14 @@ MARGIN_S = 5.0
 def _lanes() -> dict[str, LaneSettings]:
     return {
         "P0": LaneSettings(max_wait_s=4.0),
-        "P1": LaneSettings(max_wait_s=30.0),
-        "P2": LaneSettings(max_wait_s=110.0, when_busy=core.WhenBusy.HOLD),
+        "P1": LaneSettings(max_wait_s=30.0, min_share=0.2, keep_free=0.1),
+        "P2": LaneSettings(
+            max_wait_s=110.0,
+            when_busy=core.WhenBusy.HOLD,
+            min_share=0.05,
+            keep_free=0.3,
+            pacing=core.Pacing.SMOOTH,
+        ),
     }
 
 
@@ -50,7 +60,13 @@ class Settings(Section):
     other_endpoints: str | None = None
     """Upstream of LLM endpoints that are not priced in tokens (images, audio, files, batches); refused when absent."""
     lanes: Annotated[dict[Name, LaneSettings], Field(min_length=1)] = Field(default_factory=_lanes)
-    tenants: dict[Name, TenantSettings] = Field(default_factory=dict)
+    queue: QueueSettings = QueueSettings()
+    tenants: dict[Name | Literal["*"], TenantSettings] = Field(default_factory=dict)
+    """By name; "*" is every other tenant that identity names, each with allowances of its own."""
+    sessions: SessionSettings = SessionSettings()
+    retries: RetrySettings = RetrySettings()
+    observe: Share = 0.0
+    """Share of all requests that are decided upon, counted and reported, but neither held nor refused; 1 is all."""
     flood: FloodSettings = FloodSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
     tokens: TokenSettings = TokenSettings()
@@ -78,22 +94,32 @@ class Settings(Section):
         names = tuple(self.lanes)
         return core.Policy(
             upstreams={name: upstream.rules(name) for name, upstream in self.upstreams.items()},
-            routes=tuple(core.Route(_route_name(i, r), r.models, r.chain) for i, r in enumerate(self.routes)),
-            lanes={
-                name: core.Lane(name=name, rank=rank, **lane.model_dump())
-                for rank, (name, lane) in enumerate(self.lanes.items())
-            },
+            routes=tuple(
+                core.Route(_route_name(i, r), r.models, r.chain, max(r.observe, self.observe))
+                for i, r in enumerate(self.routes)
+            ),
+            lanes={name: _lane(name, rank, lane) for rank, (name, lane) in enumerate(self.lanes.items())},
             tenants={
-                name: _tenant(name, t, names) for name, t in {"default": TenantSettings(), **self.tenants}.items()
+                name: _tenant(name, t, names)
+                for name, t in {"default": TenantSettings(), **self.tenants}.items()
+                if name != "*"
             },
-            other=core.Route("other", ("*",), (self.other_endpoints,)) if self.other_endpoints else None,
+            any_tenant=_tenant("*", self.tenants["*"], names) if "*" in self.tenants else None,
+            other=(
+                core.Route("other", ("*",), (self.other_endpoints,), self.observe) if self.other_endpoints else None
+            ),
             default_output_tokens=self.tokens.default_output,
+            output_percentile=self.tokens.output_percentile,
+            bounds=core.Bounds(**self.queue.model_dump()),
+            sessions=self.sessions.rules(),
+            retries=core.RetryRules(**self.retries.model_dump()),
         )
 
     def problems(self) -> Iterator[str]:
         """What only shows when sections are read together; a line each, path first."""
         yield from self._route_problems()
         yield from self._tenant_problems()
+        yield from self._lane_problems()
         yield from self._wait_problems()
         if self.other_endpoints and self.other_endpoints not in self.upstreams:
             yield f"other_endpoints: unknown upstream {self.other_endpoints!r}"
@@ -129,7 +155,7 @@ class Settings(Section):
     def _unlimited(self, i: int, route: RouteSettings) -> Iterator[str]:
         for name in route.chain:
             upstream = self.upstreams.get(name)
-            if upstream is None or upstream.learn or upstream.concurrency:
+            if upstream is None or upstream.learn or upstream.concurrency or upstream.kv:
                 continue
             for model in route.models:
                 named = {"*", model, upstream.models.get(model, model)}
@@ -150,6 +176,15 @@ class Settings(Section):
                 if digest in owner:
                     yield f"tenants.{name}.key_sha256: a key is already owned by tenant {owner[digest]!r}"
                 owner.setdefault(digest, name)
+
+    def _lane_problems(self) -> Iterator[str]:
+        promised = sum(lane.min_share for lane in self.lanes.values())
+        if promised > 1:
+            yield f"lanes: the min_shares add up to {promised:g}, which is more than there is"
+        for name, upstream in self.upstreams.items():
+            for lane in upstream.kv.lanes if upstream.kv else ():
+                if lane not in self.lanes:
+                    yield f"upstreams.{name}.kv.lanes: unknown lane {lane!r}; known: {', '.join(self.lanes)}"
 
     def _wait_problems(self) -> Iterator[str]:
         for name, lane in self.lanes.items():
@@ -175,9 +210,15 @@ def _limits_requests(upstream: UpstreamSettings) -> bool:
     )
 
 
+def _lane(name: str, rank: int, lane: LaneSettings) -> core.Lane:
+    return core.Lane(name=name, rank=rank, **lane.model_dump(exclude={"shadow"}), shadow=frozenset(lane.shadow))
+
+
 def _tenant(name: str, tenant: TenantSettings, lanes: tuple[str, ...]) -> core.Tenant:
     allowed = tuple(lane for lane in lanes if lane in tenant.lanes) if tenant.lanes else lanes
     default = tenant.default_lane or ("P1" if "P1" in allowed else (tenant.lanes or allowed[-1:])[0])
+    plain = tenant.model_dump(include={"tpm", "rpm", "concurrency", "usd_per_hour", "usd_per_day", "weight", "vip"})
+    sessions = tenant.sessions.rules() if tenant.sessions else None
     return core.Tenant(
-        name, allowed, default, tenant.models, tpm=tenant.tpm, rpm=tenant.rpm, concurrency=tenant.concurrency
+        name, allowed, default, tenant.models, sessions=sessions, shadow=frozenset(tenant.shadow), **plain
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from extproc.core.bucket import Slots, TokenBucket
-from extproc.core.capacity import Answer, Ask, Change, Store, answer
+from extproc.core.capacity import Answer, Ask, Change, Store, Tuning, answer
 from extproc.ports import Clock
 
 __all__ = ["MemoryCapacity"]
@@ -31,6 +31,10 @@ class MemoryCapacity:
         for change in changes:
             if counter := self._store.get(change.key):
                 counter.change(change.amount, now)
+
+    async def tune(self, tunings: Sequence[Tuning]) -> None:
+        """See ports.Capacity."""
+        raise AssertionError("the owner of this file writes this")
 
     def levels(self) -> Store:
         """See ports.Capacity."""

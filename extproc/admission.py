@@ -1,0 +1,105 @@
+"""Everything that decides, wired together from the rules: the same objects in the service and in the simulator.
+
+Time and chance are arguments, so an hour of it runs in virtual time as it would run by the clock. What brings requests
+and records in (Envoy, or a simulated client) and what listens to events stands outside.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from math import isfinite
+
+from extproc import tokens
+from extproc.breakers import Breakers
+from extproc.core.affinity import Affinity
+from extproc.core.bucket import Slots, TokenBucket
+from extproc.core.capacity import Store
+from extproc.core.flight import Flight
+from extproc.core.forecast import Pace
+from extproc.core.lanes import Lanes
+from extproc.core.policy import Policy
+from extproc.core.request import Usage
+from extproc.core.routing import bucket_key, slots_key
+from extproc.flights import Flights
+from extproc.limiter import Limiter
+from extproc.ports import Clock, Observer
+from extproc.shared.memory import MemoryCapacity
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """See the head of this file. `clock` is an event loop's; make it inside that loop."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        clock: Clock,
+        observe: Observer,
+        *,
+        grace_s: float = 15.0,
+        calibrate: bool = True,
+        levels: Mapping[str, tuple[float, float]] | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """`levels`: what was in the buckets, and how many seconds ago (shared.levels); `chance` is in [0, 1)."""
+        self.policy = policy
+        self._calibrate = calibrate
+        self.breakers = Breakers(policy.upstreams.values(), clock, observe, chance)
+        self.capacity = MemoryCapacity(clock, _store(policy, levels or {}, clock.time()))
+        self.lanes = Lanes(policy.lanes.values())
+        self.pace = Pace()
+        self.calibration = tokens.Calibration()
+        self.affinity = Affinity()
+        self.limiter = Limiter(
+            self.lanes,
+            self.capacity,
+            clock,
+            self.breakers.allows,
+            self.pace,
+            observe,
+            self.breakers.earliest_probe,
+            frozenset(name for name, upstream in policy.upstreams.items() if upstream.owned),
+        )
+        self.breakers.moved = self.limiter.kick
+        self.flights = Flights(
+            policy,
+            self.capacity,
+            self.breakers,
+            clock,
+            self.pace,
+            observe,
+            grace_s=grace_s,
+            affinity=self.affinity,
+            freed=self.limiter.kick,
+            learned=self._learn_size,
+        )
+
+    def _learn_size(self, flight: Flight, upstream: str, usage: Usage) -> None:
+        if usage.input and self._calibrate and upstream in self.policy.upstreams:
+            model = self.policy.upstreams[upstream].own_name(flight.request.model)
+            self.calibration.learn(model, flight.request.counted, usage.input)
+
+
+def _store(policy: Policy, known: Mapping[str, tuple[float, float]], now: float) -> Store:
+    store: Store = {}
+
+    def bucket(key: str, per_minute: float, capacity: float, start: float) -> None:
+        level, age = known.get(key, (start, 0.0))
+        store[key] = TokenBucket(per_minute / 60, capacity, min(level, capacity), now - age)
+
+    for upstream in policy.upstreams.values():
+        for limit in (limit for limit in upstream.limits if isfinite(limit.per_minute)):
+            bucket(bucket_key(upstream.name, limit), limit.per_minute, limit.capacity, 0.0)
+        slots = upstream.concurrency or (upstream.learn_concurrency if upstream.learn else None)
+        if slots is not None:
+            store[slots_key(upstream.name)] = Slots(slots)
+    for tenant in policy.tenants.values():
+        if tenant.tpm is not None:
+            bucket(f"tenant/{tenant.name}/total", tenant.tpm, float(tenant.tpm), float(tenant.tpm))
+        if tenant.rpm is not None:
+            bucket(f"tenant/{tenant.name}/requests", tenant.rpm, float(tenant.rpm), float(tenant.rpm))
+        if tenant.concurrency is not None:
+            store[f"tenant/{tenant.name}/slots"] = Slots(tenant.concurrency)
+    return store
