@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from extproc.core.events import Settled
+from extproc.core.events import Admitted, LimitsMoved, Observed, Scraped, Settled, Shadowed
+from extproc.core.refusal import Reason
 from extproc.core.request import Usage
-from extproc.telemetry.tally import Tally
+from extproc.telemetry.tally import MAX_NAMES, Tally
 from extproc.up import summary
 from tests.doubles import request
 
@@ -68,3 +69,28 @@ def test_the_line_tells_what_a_second_brought_and_what_is_left() -> None:
         "breakers a open",
     ):
         assert part in line
+
+
+def test_forecasts_are_compared_with_what_came() -> None:
+    """By ratio and lane; a forecast of next to nothing is not compared."""
+    tally = Tally()
+    for waited_s, predicted_s in ((4.0, 10.0), (10.0, 10.0), (30.0, 10.0), (5.0, 0.01), (0.0, None)):
+        tally(Admitted(request(lane="P1"), ("a",), waited_s, predicted_s))
+    assert tally.snapshot()["forecasts"] == {"P1": {"under half": 1, "0.8-1.25": 1, "over twice": 1}}
+    assert tally.snapshot()["admitted"] == {"P1": 5}
+
+
+def test_what_only_watches_is_counted_apart() -> None:
+    """Observe mode by reason, shadow limits by name, limits that moved, engines; names from outside stay bounded."""
+    tally = Tally()
+    tally(Observed(request(), None))
+    tally(Observed(request(), Reason.QUEUE_TIMEOUT))
+    tally(LimitsMoved("a", "upstream/a/*/total", "limit 100 -> 50"))
+    tally(Scraped("a", 0.5, preemptions=2))
+    for n in range(MAX_NAMES + 5):
+        tally(Shadowed(request(), f"tenant/{n}/total"))
+    seen = tally.snapshot()
+    assert seen["observed"] == {"held": 1, "queue_timeout": 1}
+    assert (seen["limits_moved"], seen["saturation"], seen["preemptions"]) == ({"a": 1}, {"a": 0.5}, {"a": 2})
+    assert (len(seen["shadowed"]), seen["shadowed"]["other"]) == (MAX_NAMES + 1, 5)
+    assert seen["recent"] == ["upstream/a/*/total: limit 100 -> 50"]

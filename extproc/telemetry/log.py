@@ -19,6 +19,9 @@ LEVELS = {
     events.Overshot: logging.DEBUG,
     events.Refused: logging.INFO,
     events.Probed: logging.INFO,
+    events.LimitsMoved: logging.INFO,
+    events.Observed: logging.INFO,
+    events.Shadowed: logging.INFO,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from extproc.core import events
@@ -13,6 +14,11 @@ from extproc.core.refusal import Reason
 __all__ = ["Tally"]
 
 RECENT = 50
+ERRORS = ((0.5, "under half"), (0.8, "0.5-0.8"), (1.25, "0.8-1.25"), (2.0, "1.25-2"), (inf, "over twice"))
+"""How a wait compared with its forecast: upper ends of the ratio, and their names."""
+MAX_NAMES = 1000
+SHORTEST_S = 0.1
+"""Forecasts of less than this are not compared: their ratio says nothing."""
 
 
 @dataclass(slots=True)
@@ -33,14 +39,19 @@ class Tally:
     client_gone: int = 0
     waited_s: float = 0.0
     probes: Counter[str] = field(default_factory=Counter)
+    observed: Counter[str] = field(default_factory=Counter)
+    shadowed: Counter[str] = field(default_factory=Counter)
+    limits_moved: Counter[str] = field(default_factory=Counter)
+    preemptions: Counter[str] = field(default_factory=Counter)
+    saturation: dict[str, float | None] = field(default_factory=dict)
+    forecasts: dict[str, Counter[str]] = field(default_factory=dict)
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def __call__(self, event: events.Event) -> None:
         """Count one event."""
         match event:
             case events.Admitted():
-                self.admitted[event.request.lane] += 1
-                self.waited_s += event.waited_s
+                self._admitted(event)
             case events.Queued():
                 self.queued[event.request.lane] += 1
             case events.Refused():
@@ -56,16 +67,46 @@ class Tally:
                 self.recent.append(f"{event.upstream}: {event.before} -> {event.after} ({event.cause})")
             case events.Probed():
                 self.probes[f"{event.upstream}:{'ok' if event.ok else 'failed'}"] += 1
+            case _:
+                self._of_limits(event)
 
     def snapshot(self) -> dict[str, Any]:
         """All counts as plain data."""
         names = (
             "admitted", "queued", "refused", "failed", "served", "failed_attempts", "paced", "tokens", "overshot",
-            "probes",
+            "probes", "observed", "shadowed", "limits_moved", "preemptions", "saturation",
         )  # fmt: skip
         counts: dict[str, Any] = {name: dict(getattr(self, name)) for name in names}
+        counts["forecasts"] = {lane: dict(ratios) for lane, ratios in self.forecasts.items()}
         totals = ("settled", "unknown_usage", "client_gone", "waited_s")
         return counts | {name: getattr(self, name) for name in totals} | {"recent": list(self.recent)}
+
+    def _admitted(self, event: events.Admitted) -> None:
+        lane = event.request.lane
+        self.admitted[lane] += 1
+        self.waited_s += event.waited_s
+        if event.predicted_s is not None and event.predicted_s >= SHORTEST_S:
+            ratio = event.waited_s / event.predicted_s
+            name = next(name for end, name in ERRORS if ratio <= end)
+            self.forecasts.setdefault(lane, Counter())[name] += 1
+
+    def _of_limits(self, event: events.Event) -> None:
+        match event:
+            case events.Observed():
+                self.observed[event.reason or "held"] += 1
+            case events.Shadowed():
+                self._count_bounded(self.shadowed, event.limit)
+            case events.LimitsMoved():
+                self.limits_moved[event.upstream] += 1
+                self.recent.append(f"{event.key}: {event.cause}")
+            case events.Scraped():
+                self.saturation[event.upstream] = event.saturation
+                self.preemptions[event.upstream] += round(event.preemptions)
+
+    @staticmethod
+    def _count_bounded(counts: Counter[str], name: str) -> None:
+        """Names that come from outside (tenants, sessions) must not grow without end."""
+        counts[name if name in counts or len(counts) < MAX_NAMES else "other"] += 1
 
     def _settled(self, event: events.Settled) -> None:
         self.settled += 1
