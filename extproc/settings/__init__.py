@@ -11,7 +11,7 @@ Deliberately not here: how Envoy is configured (render) and whether Envoy agrees
 """
 
 from extproc.settings.loading import SettingsError, load, parse
-from extproc.settings.providers import PROVIDERS, Provider
+from extproc.settings.providers import PROVIDERS, EngineMetrics, Provider
 from extproc.settings.sections import (
     BreakerSettings,
     FakeBehaviour,
@@ -39,6 +39,7 @@ from extproc.settings.whole import Settings
 __all__ = [
     "PROVIDERS",
     "BreakerSettings",
+    "EngineMetrics",
     "FakeBehaviour",
     "FloodSettings",
     "GatewaySettings",

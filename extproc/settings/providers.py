@@ -12,13 +12,19 @@ __all__ = ["PROVIDERS", "EngineMetrics", "Provider"]
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Names of an inference engine's Prometheus metrics; usage is a share of 0 to 1, the first name that is there."""
+    """Names of an inference engine's Prometheus metrics; usage is a share of 0 to 1, the first name that is there.
+
+    config: an information metric whose labels tell the size of the cache, where no number (`tokens`) does. pulse:
+    numbers that move whenever the engine works, so that a page that stands still is noticed.
+    """
 
     usage: tuple[str, ...]
     waiting: str | None = None
     running: str | None = None
     preemptions: str | None = None
     tokens: str | None = None
+    config: str | None = None
+    pulse: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +50,16 @@ _VLLM = EngineMetrics(
     waiting="vllm:num_requests_waiting",
     running="vllm:num_requests_running",
     preemptions="vllm:num_preemptions_total",
+    config="vllm:cache_config_info",
+    pulse=("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
 )
 _SGLANG = EngineMetrics(
     usage=("sglang:token_usage",),
     waiting="sglang:num_queue_reqs",
     running="sglang:num_running_reqs",
+    preemptions="sglang:num_retracted_requests_total",
     tokens="sglang:max_total_num_tokens",
+    pulse=("sglang:num_used_tokens", "sglang:gen_throughput", "sglang:prompt_tokens_total"),
 )
 _BOTH = (Dialect.OPENAI, Dialect.ANTHROPIC)
 _UPFRONT = core.Accounting.UPFRONT

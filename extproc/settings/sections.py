@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from extproc.core import policy as core
 from extproc.core.request import Dialect
-from extproc.settings.providers import PROVIDERS
+from extproc.settings.providers import PROVIDERS, EngineMetrics, Provider
 
 __all__ = [
     "BreakerSettings",
@@ -72,6 +72,7 @@ PartShare = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1, allow_i
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
 Usd = Positive
 UsdPrice = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
+MetricName = Annotated[str, Field(pattern=r"^[A-Za-z_:][A-Za-z0-9_:]*(\{.*\})?$")]
 
 
 class Section(BaseModel):
@@ -204,16 +205,20 @@ class Marks(Section):
 
 
 class MetricNames(Section):
-    """Names of an engine's metrics, where they are not those of vLLM or SGLang."""
+    """Names of an engine's metrics, where they are not those of vLLM or SGLang; `name{label="x"}` picks its series."""
 
-    usage: str
+    usage: MetricName
     """Used share of the KV cache, 0 to 1."""
-    waiting: str | None = None
-    running: str | None = None
-    preemptions: str | None = None
+    waiting: MetricName | None = None
+    running: MetricName | None = None
+    preemptions: MetricName | None = None
     """A counter."""
-    tokens: str | None = None
+    tokens: MetricName | None = None
     """Size of the cache in tokens."""
+
+    def names(self) -> EngineMetrics:
+        """The same as the scraper knows them."""
+        return EngineMetrics((self.usage,), self.waiting, self.running, self.preemptions, self.tokens)
 
 
 class KvSettings(Section):
@@ -227,16 +232,19 @@ class KvSettings(Section):
     """Requests in an instance's own queue that count as saturated."""
     tokens: Count | None = None
     """Size of one instance's cache in tokens, where the engine does not tell it."""
-    scrape_s: Seconds = 0.5
+    scrape_s: Annotated[float, BeforeValidator(_number), Field(ge=0.05, allow_inf_nan=False)] = 0.5
     stale_s: Seconds = 5.0
     """Age from which metrics say nothing any more."""
     trickle_rps: Positive = 1.0
     """Requests per second that pass while metrics are missing or stale."""
-    path: str = "/metrics"
+    path: Annotated[str, Field(pattern=r"^/[!-~]*$")] = "/metrics"
     metrics: MetricNames | None = None
     prometheus: str | None = None
     """URL of a Prometheus, where instances cannot be scraped; then `query` gives the used share, 0 to 1."""
     query: str | None = None
+    """Scalar or vector, of which the largest value counts."""
+    prometheus_lag_s: SomeSeconds = 15.0
+    """How old what Prometheus tells may be: the interval at which it scrapes. Stale is `stale_s` on top of it."""
     shadow: bool = False
 
     @model_validator(mode="after")
@@ -251,6 +259,11 @@ class KvSettings(Section):
             raise ValueError("stale_s: must be at least twice scrape_s")
         return self
 
+    @property
+    def lag_s(self) -> float:
+        """How much older than its answer what is told may be."""
+        return self.prometheus_lag_s if self.prometheus else 0.0
+
     def rules(self) -> core.KvRules:
         """The marks as the core knows them."""
         return core.KvRules(
@@ -259,7 +272,7 @@ class KvSettings(Section):
             lanes={name: (marks.high, marks.low) for name, marks in self.lanes.items()},
             waiting=self.waiting,
             tokens=self.tokens,
-            stale_s=self.stale_s,
+            stale_s=self.stale_s + self.lag_s,
             trickle_rps=self.trickle_rps,
             shadow=self.shadow,
         )
@@ -283,6 +296,14 @@ class FakeBehaviour(Section):
     output_tokens_per_s: Seconds = 400.0
     tokens_per_event: Count = 4
     burst_s: Seconds = 60.0
+    engine: Literal["vllm", "sglang"] = "vllm"
+    """Whose metrics it shows, and whose order of priorities it follows."""
+    concurrency: Count | None = None
+    """Requests that run at once; any number when absent."""
+    queue: Annotated[int, BeforeValidator(_number), Field(ge=0)] = 0
+    """Requests that may wait for a place in the engine; one more is refused with 503."""
+    kv_tokens: Count | None = None
+    """Size of the KV cache in tokens; when it overflows, requests are preempted."""
 
 
 class UpstreamSettings(Section):
@@ -333,7 +354,7 @@ class UpstreamSettings(Section):
             raise ValueError("limits: missing; give limits, concurrency, kv or learn: true")
         if self.engine_priority and PROVIDERS[self.provider].priority_sign is None:
             raise ValueError(f"engine_priority: provider {self.provider} has none")
-        if self.kv and not self.kv.prometheus and not self.kv.metrics and not PROVIDERS[self.provider].metrics:
+        if self.kv and not self.kv.prometheus and not self.engine_metrics:
             raise ValueError(f"kv: name the metrics of provider {self.provider}, or a prometheus query")
         seen = [limit.model for limit in self.limits]
         if twice := sorted({m for m in seen if seen.count(m) > 1}):
@@ -367,6 +388,16 @@ class UpstreamSettings(Section):
         """What stands at this upstream where the gateway's own paths have `/v1`; no trailing slash."""
         return urlsplit(self.where).path.rstrip("/") or PROVIDERS[self.provider].path
 
+    @property
+    def engine(self) -> Provider:
+        """What is known of the API it speaks; a fake is taken for the engine that it plays."""
+        return PROVIDERS[self.fake.engine if self.fake and self.provider == "fake" else self.provider]
+
+    @property
+    def engine_metrics(self) -> EngineMetrics | None:
+        """Names of its metrics, None where it has none that are known."""
+        return self.kv.metrics.names() if self.kv and self.kv.metrics else self.engine.metrics
+
     def rules(self, name: str) -> core.Upstream:
         """The upstream as the core knows it."""
         provider = PROVIDERS[self.provider]
@@ -389,7 +420,7 @@ class UpstreamSettings(Section):
             ramp=self.ramp,
             prices={model: core.Prices(**price.model_dump()) for model, price in self.prices.items()},
             kv=self.kv.rules() if self.kv else None,
-            engine_priority=provider.priority_sign if self.engine_priority else None,
+            engine_priority=self.engine.priority_sign if self.engine_priority else None,
             shadow=frozenset(self.shadow),
         )
 
