@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from extproc.core.identity import Caller, Directory, lane_of, session_of
+from extproc.core.identity import Caller, Directory, lane_of, place_of, quoted, session_of
 from extproc.core.policy import Tenant
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Session
@@ -19,8 +21,8 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def directory(*sources: str, reject: bool = False) -> Directory:
-    return Directory(TENANTS, sources, reject, {digest("sk-chat"): "chat", digest("sk-gone"): "deleted"})
+def directory(*sources: str, reject: bool = False, anybody: Tenant | None = None) -> Directory:
+    return Directory(TENANTS, sources, reject, {digest("sk-chat"): "chat", digest("sk-gone"): "deleted"}, anybody)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,76 @@ def test_an_unknown_caller_is_the_default_tenant_or_refused() -> None:
     assert refused.value.reason is Reason.UNAUTHENTICATED
     assert "nope" not in str(refused.value)
     assert directory("api_key", reject=True).identify({"x-api-key": "sk-chat"}, {}).tenant.name == "chat"
+
+
+ANYBODY = Tenant("*", ("P1",), "P1", tpm=500)
+
+
+@pytest.mark.parametrize("name", ["acme", "org/team", "70%", "租户", "a" * 128, "*x", "a b"])
+def test_a_source_may_name_tenants_that_nobody_listed(name: str) -> None:
+    """Each under its own name, with the rules of all of them; nobody else's name is taken for it."""
+    who = directory("jwt:team", "header:x-tenant", anybody=ANYBODY)
+    for caller in (who.identify({"x-tenant": name}, {}), who.identify({}, {"team": name})):
+        assert (caller.tenant.name, caller.tenant.tpm, caller.tenant.lanes) == (name, 500, ("P1",))
+    assert who.identify({"x-tenant": "etl"}, {}).tenant is TENANTS["etl"]
+
+
+def test_who_is_named_first_is_the_tenant_listed_or_not() -> None:
+    """The order of the sources decides, and a source that names nobody is passed over."""
+    who = directory("jwt:team", "header:x-tenant", anybody=ANYBODY)
+    assert who.identify({"x-tenant": "etl"}, {"team": "acme"}).tenant.name == "acme"
+    assert who.identify({"x-tenant": "acme"}, {"team": "etl"}).tenant.name == "etl"
+    assert who.identify({"x-tenant": "acme"}, {}).tenant.name == "acme"
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "*", " acme", "acme ", "a" * 129, "a\nb", "a\x00", "a\u202eb", "\udcff", "a\tb", "a\u200bb"]
+)
+def test_a_name_that_is_none_is_passed_over(name: str) -> None:
+    """Empty, overlong, unprintable or padded names, and the star, are an unknown caller: the default, or refused."""
+    for who, headers, claims in (
+        (directory("header:x-tenant", anybody=ANYBODY), {"x-tenant": name}, {}),
+        (directory("jwt:team", anybody=ANYBODY), {}, {"team": name}),
+    ):
+        assert who.identify(headers, claims).tenant.name == "default"
+    with pytest.raises(Rejected):
+        directory("header:x-tenant", reject=True, anybody=ANYBODY).identify({"x-tenant": name}, {})
+
+
+@pytest.mark.parametrize(
+    ("claim", "tenant"),
+    [
+        ("acme", "acme"),
+        (42.0, "42"),
+        (42, "42"),
+        (float(2**53), "default"),
+        (1.5, "default"),
+        (float("nan"), "default"),
+        (float("inf"), "default"),
+        (True, "default"),
+        (None, "default"),
+        (["acme"], "default"),
+        ({"name": "acme"}, "default"),
+    ],
+)
+def test_a_claim_is_a_name_when_it_is_text_or_a_whole_number(claim: object, tenant: str) -> None:
+    """What a JWT's number can no longer tell apart, and anything with parts, names nobody."""
+    assert directory("jwt:team", anybody=ANYBODY).identify({}, {"team": claim}).tenant.name == tenant
+
+
+def test_an_unknown_key_never_names_a_tenant() -> None:
+    """However many tenants are allowed: a key that is not on file proves nothing."""
+    who = directory("api_key", anybody=ANYBODY)
+    assert who.identify({"x-api-key": "sk-other"}, {}).tenant.name == "default"
+    assert who.identify({"x-api-key": "sk-gone"}, {}).tenant.name == "default"
+
+
+@given(st.text(), st.text())
+def test_different_names_never_share_a_key(a: str, b: str) -> None:
+    """A slash in a name is not the slash of a key."""
+    assert (place_of(a) == place_of(b)) == (a == b)
+    assert "/" not in quoted(a)
+    assert quoted("team-a.b_c") == "team-a.b_c"
 
 
 def test_the_fingerprint_is_the_beginning_of_a_digest() -> None:
