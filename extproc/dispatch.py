@@ -55,6 +55,8 @@ class Dispatch:
         self._timing = timing
         self._wording = wording
         self._allows = allows
+        self._below = {lane.name: len(policy.lanes) - 1 - lane.rank for lane in policy.lanes.values()}
+        """How many lanes rank below each."""
 
     def depart(
         self, flight: Flight, wants: Wants, first: str, greeting: Greeting, document: dialects.Document | None
@@ -94,8 +96,10 @@ class Dispatch:
     ) -> dialects.Rewrite | None:
         if document is None:
             return None
-        names = {name: self._policy.upstreams[name].own_name(request.model) for name in order}
-        return dialects.rewrite(document, names, order)
+        upstreams = self._policy.upstreams
+        names = {name: upstreams[name].own_name(request.model) for name in order}
+        priorities = routing.priorities(upstreams, order, request.endpoint, self._below[request.lane])
+        return dialects.rewrite(document, names, order, priorities=priorities)
 
     def _limits(self, request: Request, attempts: int, now: float) -> tuple[float, float | None]:
         """Seconds for each attempt's first byte, and for the whole answer."""

@@ -21,8 +21,14 @@ from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Dialect, Endpoint, Size
 
 __all__ = [
-    "bucket_key", "claims", "eligible", "fitting", "limits_of", "matches", "options", "order", "route_of", "slots_key",
+    "bucket_key", "claims", "eligible", "fitting", "kv_key", "limits_of", "matches", "options", "order", "priorities",
+    "route_of", "slots_key",
 ]  # fmt: skip
+
+KNOW_PRIORITIES = frozenset({"vllm", "sglang", "fake", "compatible"})
+"""Providers that are, or may be, engines that schedule by a `priority` in the body."""
+PRIORITY_STEP = 100
+"""Between two lanes. SGLang lets one request preempt another only when their priorities are more than 10 apart."""
 
 
 def route_of(policy: Policy, model: str) -> Route:
@@ -72,12 +78,21 @@ def fitting(policy: Policy, route: Route, size: Size, *, capped: bool, model: st
     return Size(size.input, int(min(size.output, max(1, room))))
 
 
-def claims(upstream: Upstream, model: str, size: Size, endpoint: Endpoint) -> tuple[Claim, ...]:
-    """All that `upstream` needs for one request: a slot, a request, and its tokens by kind."""
+def claims(
+    upstream: Upstream, model: str, size: Size, endpoint: Endpoint, expected: int | None = None
+) -> tuple[Claim, ...]:
+    """All that `upstream` needs for one request: a slot, a request, its tokens by kind, and room in its KV cache.
+
+    expected: output tokens that will probably be generated, where that is known to be less than what is reserved. The
+    cache is shared by what really runs; only limits that are charged for the reservation need all of it.
+    """
     amounts = {Kind.TOTAL: size.total, Kind.INPUT: size.input, Kind.OUTPUT: size.output, Kind.REQUESTS: 1}
     metered = endpoint not in (Endpoint.OTHER, Endpoint.COUNT_TOKENS)
     slots, buckets = _counters(upstream, model)
     found = [Claim(key, float(amounts[kind])) for key, kind in buckets if metered or kind is Kind.REQUESTS]
+    if upstream.kv is not None and metered:
+        output = size.output if expected is None else min(size.output, expected)
+        found.append(Claim(kv_key(upstream.name), float(size.input + output)))
     return (Claim(slots, 1.0), *found)
 
 
@@ -110,6 +125,23 @@ def order(
     return tuple(chosen)
 
 
+def priorities(
+    upstreams: Mapping[str, Upstream], names: Sequence[str], endpoint: Endpoint, below: int
+) -> dict[str, int] | None:
+    """Engine priority for each of `names` that wants one; None where the body may keep what the client wrote.
+
+    below: how many lanes rank below the request's. Wherever one of them could be an engine the client's own priority
+    has to go, or a client would rank itself: then the answer is a mapping, even if an empty one. No engine reads a
+    priority from Anthropic's API.
+    """
+    if all(upstreams[name].provider not in KNOW_PRIORITIES for name in names):
+        return None
+    if endpoint.dialect is not Dialect.OPENAI:
+        return {}
+    signs = ((name, upstreams[name].engine_priority) for name in names)
+    return {name: sign * PRIORITY_STEP * below for name, sign in signs if sign is not None}
+
+
 def limits_of(upstream: Upstream, model: str) -> list[Limit]:
     """The limits that count `model`: those that name it (by public or own name), else those for any model."""
     names = (model, upstream.own_name(model))
@@ -125,6 +157,11 @@ def bucket_key(upstream: str, limit: Limit) -> str:
 def slots_key(upstream: str) -> str:
     """Name of an upstream's concurrent slots among all that is counted."""
     return f"upstream/{upstream}/slots"
+
+
+def kv_key(upstream: str) -> str:
+    """Name of the room in an engine's KV cache among all that is counted."""
+    return f"upstream/{upstream}/kv"
 
 
 @lru_cache(maxsize=4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import inf
 
 import pytest
@@ -9,10 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.capacity import Claim
-from extproc.core.policy import Kind, Limit, Policy, Route, Upstream, WhenBusy
+from extproc.core.policy import Kind, KvRules, Limit, Policy, Route, Upstream, WhenBusy
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Dialect, Endpoint, Size
-from extproc.core.routing import claims, eligible, fitting, limits_of, matches, options, order, route_of
+from extproc.core.routing import (
+    claims,
+    eligible,
+    fitting,
+    kv_key,
+    limits_of,
+    matches,
+    options,
+    order,
+    priorities,
+    route_of,
+)
 
 BOTH = frozenset(Dialect)
 OPENAI = frozenset({Dialect.OPENAI})
@@ -222,3 +234,61 @@ def test_the_order_ends_before_a_full_upstream(first: str, sick: str, full: str,
     """First choice, then those behind it, then those before it; sick ones are left out, a full one ends it."""
     found = order(first, "abc", lambda name: name not in sick, lambda name: name not in full)
     assert "".join(found) == expected
+
+
+def engine(name: str, sign: int | None, provider: str = "vllm") -> Upstream:
+    return upstream(name, provider=provider, engine_priority=sign)
+
+
+def test_an_engine_with_a_watched_cache_claims_room_in_it() -> None:
+    """Prompt and output, as long as the request runs; of the output only what is expected, never more than the cap."""
+    one = upstream("a", kv=KvRules(), limits=(total(1000),))
+
+    def room(endpoint: Endpoint, expected: int | None = None) -> list[float]:
+        return [c.amount for c in claims(one, "m", Size(70, 30), endpoint, expected) if c.key == kv_key("a")]
+
+    assert kv_key("a") == "upstream/a/kv"
+    assert [room(Endpoint.CHAT, expected) for expected in (None, 10, 99)] == [[100.0], [80.0], [100.0]]
+    assert [room(endpoint) for endpoint in (Endpoint.OTHER, Endpoint.COUNT_TOKENS)] == [[], []]
+    reserved = [c.amount for c in claims(one, "m", Size(70, 30), Endpoint.CHAT, 10) if c.key.endswith("/total")]
+    assert reserved == [100.0]
+    assert all(c.key != kv_key("a") for c in claims(upstream("a"), "m", Size(70, 30), Endpoint.CHAT))
+
+
+def test_a_better_lane_goes_first_in_every_engine_of_an_order() -> None:
+    """Lower numbers go first in vLLM, higher ones in SGLang; the worst lane has 0 in both."""
+    engines = {"v": engine("v", -1), "s": engine("s", 1, "sglang"), "plain": engine("plain", None)}
+    by_lane = [priorities(engines, ("v", "s", "plain"), Endpoint.CHAT, below) for below in (2, 1, 0)]
+    assert by_lane == [{"v": -200, "s": 200}, {"v": -100, "s": 100}, {"v": 0, "s": 0}]
+
+
+@given(st.integers(1, 8), st.sampled_from([-1, 1]))
+def test_neighbouring_lanes_are_far_enough_apart_for_preemption(lanes: int, sign: int) -> None:
+    """SGLang preempts only across more than 10; every step has to be larger, in the direction of the engine."""
+    only = {"e": engine("e", sign)}
+    told = [priorities(only, ("e",), Endpoint.CHAT, below)["e"] for below in range(lanes)]
+    assert all(sign * (better - worse) > 10 for worse, better in pairwise(told))
+
+
+@pytest.mark.parametrize(
+    ("providers", "endpoint", "expected"),
+    [
+        (["openai", "azure"], Endpoint.CHAT, None),
+        (["openai", "vllm"], Endpoint.CHAT, {}),
+        (["compatible"], Endpoint.COMPLETIONS, {}),
+        (["fake"], Endpoint.CHAT, {}),
+        (["openai", "anthropic"], Endpoint.MESSAGES, None),
+        (["anthropic", "sglang"], Endpoint.MESSAGES, {}),
+    ],
+)
+def test_a_client_cannot_rank_itself_in_an_engine(
+    providers: list[str], endpoint: Endpoint, expected: dict[str, int] | None
+) -> None:
+    """Where an upstream of the order may be an engine the client's priority goes, else the body is left alone."""
+    upstreams = {str(i): engine(str(i), None, provider) for i, provider in enumerate(providers)}
+    assert priorities(upstreams, tuple(upstreams), endpoint, 2) == expected
+
+
+def test_anthropic_callers_get_no_priority() -> None:
+    """Engines read none from that API; whoever speaks it goes as if it had said nothing."""
+    assert priorities({"v": engine("v", -1)}, ("v",), Endpoint.MESSAGES, 2) == {}
