@@ -1,10 +1,12 @@
-"""One request from the moment its tenant's quota was taken until its books are closed: the only mutable request object.
+"""One request from the moment its caller's own was taken until its books are closed: the only mutable request object.
 
 What a flight holds, and how each comes back, exactly once:
 
-* slots (one at the upstream, one of the tenant's concurrency): when the stream ends, whatever ended it;
+* what is held while it runs (a slot and room in a KV cache at the upstream, one of the tenant's concurrency): when the
+  stream ends, whatever ended it; on a failover each upstream's own moves to the next;
 * tokens at an upstream (`reserved`): when its attempt failed (by how it failed), or when it served (by reported usage);
-* tokens of the tenant: when the outcome is known.
+* tokens of the tenant and of the session: when the outcome is known;
+* dollars of both: then too, by the prices of who served. The dearest upstream it could go to was reserved.
 
 Records come late, in any order, twice or never, so every step takes what it settles out of the books first; a step that
 finds nothing changes nothing. Each returns the changes to apply and does no I/O.
@@ -12,6 +14,9 @@ finds nothing changes nothing. Each returns the changes to apply and does no I/O
 Refunds by how an attempt ended: refused or never reached gives all tokens back; cut after it was accepted keeps the
 input and the output seen; unknown keeps the estimate. A provider that charges up front keeps what it charged. A request
 that was sent counts against requests per minute whatever became of it.
+
+Dollars follow what a provider bills: nothing for an attempt that it refused or never got, the input of one that was cut
+after it was accepted, whoever served in the end; and what served by its usage.
 """
 
 from __future__ import annotations
@@ -20,11 +25,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from extproc.core import spend
 from extproc.core.capacity import Change, Claim
-from extproc.core.policy import Accounting, Kind
+from extproc.core.policy import Accounting, Kind, Prices
 from extproc.core.request import Request, Size, Usage
 
 __all__ = ["Flight", "Refund"]
+
+HELD = frozenset({"slots", "kv"})
+"""Kinds that are held while a request runs."""
+DOLLARS = frozenset({"usd", "usd_hour", "usd_day"})
 
 
 class Refund(StrEnum):
@@ -39,12 +49,15 @@ class Refund(StrEnum):
 class Flight:
     """See the head of this file. Times are seconds on the event loop's clock.
 
-    heard: the failed attempts (upstream and number) that were reported. hurried: its time limits are the caller's own,
-    so that a timeout says nothing about an upstream. Before `depart` only `cancel` changes anything.
+    allowance: what it took of its tenant and session. rates: dollars per upstream, where they are known. heard: the
+    failed attempts (upstream and number) that were reported. hurried: its time limits are the caller's own, so that a
+    timeout says nothing about an upstream. used: tokens that it really used, once that is settled. cost: dollars that
+    it has cost so far; None as long as no price was known. Before `depart` only `cancel` changes anything.
     """
 
     request: Request
     allowance: tuple[Claim, ...] = ()
+    rates: Mapping[str, Prices] = field(default_factory=dict)
     prices: Mapping[str, tuple[Claim, ...]] = field(default_factory=dict)
     accounting: Mapping[str, Accounting] = field(default_factory=dict)
     order: tuple[str, ...] = ()
@@ -54,9 +67,12 @@ class Flight:
     heard: set[tuple[str, int]] = field(default_factory=set)
     hurried: bool = False
     settled: bool = False
+    used: Size | None = None
+    cost: float | None = None
     _reserved: dict[str, tuple[Claim, ...]] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set)
     _failed: set[str] = field(default_factory=set)
+    _billed: set[str] = field(default_factory=set)
     _served: str = ""
     _at: str = ""
 
@@ -78,19 +94,19 @@ class Flight:
         self._asked.add(order[0])
 
     def cancel(self) -> list[Change]:
-        """It never departed: all of the tenant's quota comes back."""
+        """It never departed: all that it took of its tenant and session comes back."""
         if self.settled or self.departed is not None:
             return []
         self.settled = True
         return [Change(claim.key, claim.amount) for claim in self.allowance]
 
     def land(self, now: float) -> list[Change]:
-        """Its stream ended: slots come back. Once."""
+        """Its stream ended: what it held while it ran comes back. Once."""
         if self.departed is None or self.landed is not None:
             return []
-        changes = self._slot(self._at, 1.0)
+        changes = self._hold(self._at, 1.0)
         self.landed = now
-        return changes + [Change(c.key, c.amount) for c in self.allowance if _kind(c.key) == "slots"]
+        return changes + [Change(c.key, c.amount) for c in self.allowance if _kind(c.key) in HELD]
 
     def attempt_failed(self, upstream: str, refund: Refund, *, last: bool = False) -> list[Change]:
         """`upstream` did not serve. What it held comes back, and moves to the next in order while the request runs.
@@ -101,8 +117,10 @@ class Flight:
             return []
         self._failed.add(upstream)
         changes = self._ask(upstream) + self._give_back(upstream, refund)
+        if refund is Refund.INPUT_KEPT:
+            changes += self._charge(self._bill_input(upstream))
         if upstream == self._at:
-            changes += self._slot(upstream, 1.0)
+            changes += self._hold(upstream, 1.0)
             self._at = ""
             behind = () if last else self.order[self.order.index(upstream) + 1 :]
             following = next((name for name in behind if name not in self._failed), None)
@@ -121,7 +139,7 @@ class Flight:
         changes = [] if upstream in self._reserved else self._reserve(upstream)
         upfront = self.accounting.get(upstream) is Accounting.UPFRONT
         changes += [_settle(claim, actual, upfront=upfront) for claim in self._reserved.pop(upstream)]
-        return _net(changes + self._settle_tenant(actual))
+        return _net(changes + self._settle_own(actual, self._bill(upstream, actual, usage)))
 
     def unserved(self, left_at: str = "") -> list[Change]:
         """No upstream answered. left_at: where it was when the client gave up on it, who still pays for the input."""
@@ -129,10 +147,11 @@ class Flight:
             return []
         self.settled = True
         if left_at not in self.order:
-            return _net(self._settle_tenant(Size(0, 0)))
+            return _net(self._settle_own(Size(0, 0), 0.0))
         changes = [] if left_at in self._reserved or left_at in self._failed else self._reserve(left_at)
         changes += self._give_back(left_at, Refund.INPUT_KEPT)
-        return _net(changes + self._settle_tenant(Size(self.request.size.input, 0)))
+        dollars = 0.0 if left_at in self._failed else self._bill_input(left_at)
+        return _net(changes + self._settle_own(Size(self.request.size.input, 0), dollars))
 
     def expire(self) -> list[Change]:
         """No record will come any more. Failed attempts get their tokens back; what is unknown keeps the estimate."""
@@ -140,13 +159,14 @@ class Flight:
             return []
         known, self.settled = self.settled, True
         if not known:
+            self.used = self.request.size
             self._reserved.clear()
             return []
         return [change for name in list(self._reserved) for change in self._give_back(name, Refund.ALL)]
 
     def _move_to(self, upstream: str) -> list[Change]:
         self._at = upstream
-        changes = self._slot(upstream, -1.0)
+        changes = self._hold(upstream, -1.0)
         if self.settled:
             return changes + self._ask(upstream)
         return changes if upstream in self._reserved else changes + self._reserve(upstream)
@@ -178,13 +198,35 @@ class Flight:
             changes += [Change(c.key, c.amount) for c in self._requests(upstream)]
         return changes
 
-    def _settle_tenant(self, actual: Size) -> list[Change]:
-        return [_settle(claim, actual, upfront=False) for claim in _tokens(self.allowance)]
+    def _settle_own(self, actual: Size, dollars: float) -> list[Change]:
+        """The tenant's and the session's: what was taken comes back but for what was used."""
+        self.used = actual
+        return [
+            Change(c.key, c.amount - dollars) if _kind(c.key) in DOLLARS else _settle(c, actual, upfront=False)
+            for c in _tokens(self.allowance)
+        ]
 
-    def _slot(self, upstream: str, amount: float) -> list[Change]:
+    def _charge(self, dollars: float) -> list[Change]:
+        return [Change(c.key, -dollars) for c in self.allowance if _kind(c.key) in DOLLARS] if dollars else []
+
+    def _bill_input(self, upstream: str) -> float:
+        """Dollars for the prompt of an attempt that was cut, once."""
+        return 0.0 if upstream in self._billed else self._bill(upstream, Size(self.request.size.input, 0))
+
+    def _bill(self, upstream: str, size: Size, usage: Usage | None = None) -> float:
+        self._billed.add(upstream)
+        prices = self.rates.get(upstream)
+        if prices is None:
+            return 0.0
+        dollars = spend.cost(prices, size, usage)
+        self.cost = (self.cost or 0.0) + dollars
+        return dollars
+
+    def _hold(self, upstream: str, sign: float) -> list[Change]:
+        """Give back what is held at `upstream` while it runs, or hold it with sign -1."""
         if self.landed is not None:
             return []
-        return [Change(c.key, amount) for c in self.prices.get(upstream, ()) if _kind(c.key) == "slots"]
+        return [Change(c.key, sign * c.amount) for c in self.prices.get(upstream, ()) if _kind(c.key) in HELD]
 
 
 def _net(changes: list[Change]) -> list[Change]:
@@ -200,7 +242,8 @@ def _kind(key: str) -> str:
 
 
 def _tokens(claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
-    return tuple(claim for claim in claims if _kind(claim.key) not in ("slots", Kind.REQUESTS))
+    """What is settled by usage: tokens, and of the caller's own dollars too."""
+    return tuple(claim for claim in claims if (kind := _kind(claim.key)) not in HELD and kind != Kind.REQUESTS)
 
 
 def _amount(key: str, size: Size) -> int:

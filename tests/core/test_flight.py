@@ -1,4 +1,4 @@
-"""The books of one request: every slot back exactly once, tokens by the refund rules, never more than was taken."""
+"""The books of one request: what is held back exactly once, tokens by the refund rules, dollars by who billed them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,30 @@ from hypothesis import strategies as st
 
 from extproc.core.capacity import Change
 from extproc.core.flight import Flight, Refund
-from extproc.core.policy import Accounting
+from extproc.core.policy import Accounting, Prices
 from extproc.core.request import Size, Usage
+from extproc.core.spend import cost, dearest
 from tests.doubles import claims, request
 
-KINDS = ("slots", "total", "input", "output", "requests")
-ALLOWANCE = claims(tenant__t__slots=1, tenant__t__requests=1, tenant__t__total=100)
+RATES = {"a": Prices(1e4, 2e4), "b": Prices(3e4, 6e4, cached=0, cache_write=4e4, reasoning=7e4), "d": Prices(0, 0)}
+"""Cents a token, so that amounts are easy to read; at C nobody knows."""
+ESTIMATE = Size(60, 40)
+RESERVED = dearest(RATES, ESTIMATE)
+ALLOWANCE = claims(
+    tenant__t__slots=1,
+    tenant__t__requests=1,
+    tenant__t__total=100,
+    tenant__t__usd_hour=RESERVED,
+    tenant__t__usd_day=RESERVED,
+    session__t__s__tokens=100,
+    session__t__s__usd=RESERVED,
+)
 PRICES = {
-    "a": claims(upstream__a__slots=1, upstream__a__m__total=100, upstream__a__m__requests=1),
+    "a": claims(upstream__a__slots=1, upstream__a__m__total=100, upstream__a__m__requests=1, upstream__a__kv=70),
     "b": claims(upstream__b__slots=1, upstream__b__m__input=60, upstream__b__m__output=40, upstream__b__m__requests=1),
-    "c": claims(upstream__c__slots=1),
+    "c": claims(upstream__c__slots=1, upstream__c__kv=90),
     "d": claims(upstream__d__slots=1, upstream__d__m__requests=1),
 }
-ESTIMATE = Size(60, 40)
 
 
 @dataclass
@@ -35,7 +46,7 @@ class Book:
     held: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.flight = Flight(request(size=ESTIMATE), ALLOWANCE)
+        self.flight = Flight(request(size=ESTIMATE), ALLOWANCE, RATES)
         self.take(ALLOWANCE)
 
     def take(self, what: tuple) -> None:
@@ -53,17 +64,27 @@ class Book:
         assert len({change.key for change in changes}) == len(changes)
         for change in changes:
             assert change.amount != 0
-            self.held[change.key] -= change.amount
+            self.held[change.key] = round(self.held[change.key] - change.amount, 9)
             assert self.held[change.key] >= 0
         return bool(changes)
 
     def at(self, place: str) -> dict[str, float]:
-        """What is held at an upstream or of the tenant, by kind."""
+        """What is held at an upstream, or but for dollars of the tenant, by kind."""
         return {
             key.rpartition("/")[2]: amount
             for key, amount in self.held.items()
-            if amount and key.split("/")[1] == place
+            if amount and key.split("/")[1] == place and not key.startswith("session") and "usd" not in key
         }  # fmt: skip
+
+    def of_session(self) -> float:
+        """Tokens that are held of its session."""
+        return self.held["session/t/s/tokens"]
+
+    def dollars(self) -> float:
+        """What is held of every budget in dollars, which is the same."""
+        amounts = {self.held[key] for key in ("tenant/t/usd_hour", "tenant/t/usd_day", "session/t/s/usd")}
+        assert len(amounts) == 1
+        return amounts.pop()
 
 
 def departed(*order: str, upfront: str = "") -> Book:
@@ -90,6 +111,7 @@ def test_landing_gives_slots_back_and_keeps_tokens() -> None:
     book.apply(book.flight.land(1002.0))
     assert book.at("a") == {"total": 100, "requests": 1}
     assert book.at("t") == {"total": 100, "requests": 1}
+    assert (book.of_session(), book.dollars()) == (100, RESERVED)
     assert not book.apply(book.flight.land(1003.0))
     assert book.flight.landed == 1002.0
 
@@ -121,7 +143,9 @@ def test_who_served_keeps_what_was_used(
     book.apply(book.flight.served("a", usage, seen))
     book.apply(book.flight.land(1002.0))
     assert book.at("a").get("total", 0) == kept
-    assert book.at("t").get("total", 0) == tenant
+    assert book.at("t").get("total", 0) == book.of_session() == tenant
+    assert book.flight.used is not None
+    assert book.flight.used.total == tenant
     assert not book.flight.open_books
 
 
@@ -140,7 +164,75 @@ def test_a_failed_attempt_gives_back_by_how_it_failed(refund: Refund, upfront: s
     book = departed("b", "a", upfront=upfront)
     book.apply(book.flight.attempt_failed("b", refund))
     assert book.at("b") == kept
-    assert book.at("a") == {"slots": 1, "total": 100, "requests": 1}
+    assert book.at("a") == {"slots": 1, "total": 100, "requests": 1, "kv": 70}
+
+
+@pytest.mark.parametrize(
+    ("name", "usage", "seen", "dollars"),
+    [
+        ("a", Usage(50, 10), None, 0.5 + 0.2),
+        ("a", Usage(0, 0), None, 0),
+        ("a", None, None, 0.6 + 0.8),
+        ("a", None, 7, 0.6 + 0.14),
+        ("a", Usage(50, None), 7, 0.5 + 0.14),
+        ("b", Usage(50, 10, cached=20, cache_write=10, reasoning=4), None, 20 * 0.03 + 10 * 0.04 + 6 * 0.06 + 4 * 0.07),
+        ("b", Usage(500, 100), None, 15 + 6),
+        ("c", Usage(50, 10), None, 0),
+        ("d", Usage(50, 10), None, 0),
+    ],
+)
+def test_who_served_is_paid_by_its_own_prices(name: str, usage: Usage | None, seen: int | None, dollars: float) -> None:
+    """Reserved was the dearest; the hour, the day and the session pay what was used, also beyond what was reserved.
+
+    Where no price is known nothing is paid, which is not the same as a price of zero.
+    """
+    book = departed(name)
+    book.apply(book.flight.served(name, usage, seen))
+    assert book.dollars() == pytest.approx(dollars)
+    assert book.flight.cost == (None if name == "c" else pytest.approx(dollars))
+
+
+@pytest.mark.parametrize(("refund", "paid"), [(Refund.ALL, 0), (Refund.UNSENT, 0), (Refund.INPUT_KEPT, 1.8)])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_failed_attempt_is_paid_for_only_where_it_was_begun(refund: Refund, paid: float, late: bool) -> None:  # noqa: FBT001
+    """Refused or never sent: nothing. Cut: its input, beside what served in the end, once, in whatever order told."""
+    book = departed("b", "a")
+    if not late:
+        book.apply(book.flight.attempt_failed("b", refund))
+        assert book.dollars() == pytest.approx(RESERVED + paid)
+    book.apply(book.flight.served("a", Usage(50, 10)))
+    for _ in range(2):
+        book.apply(book.flight.attempt_failed("b", refund))
+    assert book.dollars() == pytest.approx(0.7 + paid)
+    assert book.flight.cost == pytest.approx(0.7 + paid)
+
+
+@pytest.mark.parametrize("first", ["cut", "left"])
+def test_a_client_that_left_an_attempt_that_was_cut_pays_its_input_once(first: str) -> None:
+    """Both records tell of the same prompt."""
+    book = departed("b", "a")
+    steps = [
+        lambda: book.flight.attempt_failed("b", Refund.INPUT_KEPT, last=True),
+        lambda: book.flight.unserved("b"),
+    ]
+    for step in steps if first == "cut" else reversed(steps):
+        book.apply(step())
+    assert book.dollars() == pytest.approx(1.8)
+
+
+def test_what_is_held_in_a_cache_moves_with_the_slot() -> None:
+    """Each upstream has its own claim, or none; what the last one holds comes back when the stream ends."""
+    book = departed("a", "b", "c")
+    held = []
+    for name in "ab":
+        held.append({key: amount for key, amount in book.held.items() if key.endswith("/kv") and amount})
+        book.apply(book.flight.attempt_failed(name, Refund.ALL))
+    held.append({key: amount for key, amount in book.held.items() if key.endswith("/kv") and amount})
+    assert held == [{"upstream/a/kv": 70}, {}, {"upstream/c/kv": 90}]
+    book.apply(book.flight.served("c", Usage(5, 5)))
+    assert book.held["upstream/c/kv"] == 90
+    book.apply(book.flight.land(1002.0))
+    assert not any(amount for key, amount in book.held.items() if key.endswith("/kv"))
 
 
 def test_an_upstream_with_a_limit_on_requests_only_gets_the_unsent_one_back() -> None:
@@ -192,7 +284,7 @@ def test_a_failure_told_out_of_order_is_passed_over_later() -> None:
     assert "slots" in book.at("a")
     book.apply(book.flight.attempt_failed("a", Refund.ALL))
     assert book.at("b") == {"requests": 1}
-    assert book.at("c") == {"slots": 1}
+    assert book.at("c") == {"slots": 1, "kv": 90}
 
 
 def test_who_served_after_a_failure_not_yet_told_is_charged() -> None:
@@ -236,6 +328,8 @@ def test_a_client_that_left_pays_for_the_input() -> None:
     book.apply(book.flight.land(1002.0))
     assert book.at("b") == {"input": 60, "requests": 1}
     assert book.at("t") == {"total": 60, "requests": 1}
+    assert (book.of_session(), book.dollars()) == (60, pytest.approx(1.8))
+    assert book.flight.used == Size(60, 0)
     assert not book.apply(book.flight.unserved())
 
 
@@ -253,7 +347,10 @@ def test_leaving_an_upstream_that_had_failed_before_costs_nothing_more() -> None
     """Its failure has settled it already."""
     book = departed("b", "a")
     book.apply(book.flight.attempt_failed("b", Refund.INPUT_KEPT))
-    assert _keys(book.flight.unserved("b")) == {"tenant/t/total"}
+    assert book.dollars() == pytest.approx(RESERVED + 1.8)
+    book.apply(book.flight.unserved("b"))
+    assert book.at("b") == {"input": 60, "requests": 1}
+    assert book.dollars() == pytest.approx(1.8)
 
 
 def test_served_by_nobody_costs_the_tenant_nothing_but_a_request() -> None:
@@ -263,6 +360,8 @@ def test_served_by_nobody_costs_the_tenant_nothing_but_a_request() -> None:
     book.apply(book.flight.unserved())
     book.apply(book.flight.land(1002.0))
     assert book.at("t") == {"requests": 1}
+    assert (book.of_session(), book.dollars()) == (0, 0)
+    assert book.flight.used == Size(0, 0)
     assert not book.flight.open_books
 
 
@@ -273,6 +372,8 @@ def test_an_outcome_that_never_comes_keeps_the_estimate() -> None:
     assert not book.apply(book.flight.expire())
     assert book.at("a") == {"total": 100, "requests": 1}
     assert book.at("t") == {"total": 100, "requests": 1}
+    assert (book.of_session(), book.dollars()) == (100, RESERVED)
+    assert book.flight.used == ESTIMATE
     assert not book.flight.open_books
 
 
@@ -289,7 +390,7 @@ def test_waiting_is_from_arrival_to_departure() -> None:
 
 refunds = st.sampled_from(Refund)
 names = st.sampled_from(["a", "b", "c", "d", "", "elsewhere"])
-usages = st.one_of(st.none(), st.builds(Usage, *[st.one_of(st.none(), st.integers(0, 150))] * 2))
+usages = st.one_of(st.none(), st.builds(Usage, *[st.one_of(st.none(), st.integers(0, 150))] * 5))
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("attempt_failed"), names, refunds),
@@ -310,7 +411,8 @@ def test_any_history_ends_with_closed_books(
 ) -> None:
     """Steps in any order, repeated and missing, before and after departure; then it lands and its time is over.
 
-    Every slot is back exactly once; at most one was held at a time; each key ends at what the rules allow.
+    What is held while it runs is back exactly once and was held at one place at a time; each key ends at what the rules
+    allow: what was taken of it came back, but for what was used.
     """
     book = Book(order, upfront)
     done: list[tuple] = []
@@ -318,13 +420,13 @@ def test_any_history_ends_with_closed_books(
         flight = book.flight
         if i == min(early, len(history)) and not flight.settled:
             book.depart()
-        settled = flight.settled
         flown = flight.departed is not None
         changed = book.apply(_do(flight, step, arguments))
-        if flown and not settled:
+        if flown:
             done.append((step, *arguments))
         assert flown or not changed or step == "cancel"
-        assert sum(book.held[f"upstream/{name}/slots"] for name in PRICES) <= 1
+        for kind in ("slots", "kv"):
+            assert sum(book.held[f"upstream/{name}/{kind}"] > 0 for name in PRICES) <= 1
         assert book.held["tenant/t/slots"] <= 1
     _check_end(book, done)
 
@@ -336,18 +438,43 @@ def _do(flight: Flight, step: str, arguments: list) -> list[Change]:
 
 
 def _check_end(book: Book, done: list[tuple]) -> None:
-    assert not any(amount for key, amount in book.held.items() if key.endswith("/slots"))
+    assert not any(amount for key, amount in book.held.items() if key.rpartition("/")[2] in ("slots", "kv"))
     assert not book.flight.open_books
     if book.flight.departed is None:
         assert not any(book.held.values())
         return
-    served = next(step for step in done if step[0] in ("served", "unserved", "expire"))
-    actual = _actual(served[2], served[3]) if served[0] == "served" else None
+    outcome = next(step for step in done if step[0] in ("served", "unserved", "expire"))
+    actual = _actual(outcome[2], outcome[3]) if outcome[0] == "served" else None
     for name in PRICES:
-        _check_upstream(book, name, actual if served[:2] == ("served", name) else None)
-    kept = {"expire": ESTIMATE.total, "unserved": ESTIMATE.input if served[-1] in book.order else 0}
-    assert book.at("t").get("total", 0) == (kept[served[0]] if actual is None else actual.total)
+        _check_upstream(book, name, actual if outcome[:2] == ("served", name) else None)
+    kept = {"expire": ESTIMATE.total, "unserved": ESTIMATE.input if outcome[-1] in book.order else 0}
+    used = kept[outcome[0]] if actual is None else actual.total
+    assert book.at("t").get("total", 0) == book.of_session() == used
+    assert book.flight.used is not None
+    assert book.flight.used.total == used
     assert book.at("t")["requests"] == 1
+    assert book.dollars() == pytest.approx(_billed(book.order, done))
+
+
+def _billed(order: tuple[str, ...], done: list[tuple]) -> float:
+    """What providers bill: what served by usage, the input of every attempt that was cut or left, the rest nothing."""
+    inputs: set[str] = set()
+    failed: set[str] = set()
+    outcome, dollars = "", 0.0
+    for step, *arguments in done:
+        name = arguments[0] if arguments else ""
+        if step == "attempt_failed" and name in order and name not in failed and outcome != f"served {name}":
+            failed.add(name)
+            inputs |= {name} if arguments[1] is Refund.INPUT_KEPT else set()
+        elif step in ("served", "unserved", "expire") and not outcome:
+            outcome = f"{step} {name}"
+            if step == "served" and name in RATES:
+                dollars = cost(RATES[name], _actual(*arguments[1:]), arguments[1])
+            elif step == "expire":
+                dollars = RESERVED
+            elif step == "unserved" and name in order and name not in failed:
+                inputs.add(name)
+    return dollars + sum(cost(RATES[name], Size(ESTIMATE.input, 0)) for name in inputs & RATES.keys())
 
 
 def _actual(usage: Usage | None, seen: int | None) -> Size:
@@ -360,7 +487,7 @@ def _actual(usage: Usage | None, seen: int | None) -> Size:
 def _check_upstream(book: Book, name: str, actual: Size | None) -> None:
     """What served keeps its use, or the estimate where that was charged up front; others nothing, input or estimate."""
     held, own = book.at(name), {c.key.rpartition("/")[2]: c.amount for c in PRICES[name]}
-    for kind in set(own) - {"slots"}:
+    for kind in set(own) - {"slots", "kv"}:
         amount = held.get(kind, 0)
         if kind == "requests":
             assert amount == 1 if actual else amount in (0, 1)
