@@ -133,6 +133,13 @@ class Exchange(Protocol):
         """Returns when the client has its whole response, or has left."""
         ...
 
+    async def abort(self, status: int, headers: Sequence[tuple[str, str]], body: bytes, details: str) -> None:
+        """End a request that was let go, and its upstream's work with it; `ended` returns soon after.
+
+        The client gets this answer, or a broken connection where an answer has begun.
+        """
+        ...
+
 
 class RecordKind(StrEnum):
     """What a record is about: the request as a whole, one failed attempt of it, or that it still runs."""

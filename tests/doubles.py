@@ -11,7 +11,7 @@ import random
 import selectors
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -196,6 +196,8 @@ class FakeExchange:
         self.holds: list[float] = []
         self.departures: list[Departure] = []
         self.answers: list[tuple[int, Mapping[str, str], bytes, str]] = []
+        self.aborts: list[tuple[int, Mapping[str, str], bytes, str]] = []
+        self._aborted = asyncio.Event()
 
     async def head(self) -> Head:
         return self._head
@@ -216,7 +218,13 @@ class FakeExchange:
         self.answers.append((status, dict(headers), body, details))
 
     async def ended(self) -> None:
-        await asyncio.sleep(self._stays_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._stays_s):
+                await self._aborted.wait()
+
+    async def abort(self, status: int, headers: Sequence[tuple[str, str]], body: bytes, details: str) -> None:
+        self.aborts.append((status, dict(headers), body, details))
+        self._aborted.set()
 
 
 REQUEST = Request(

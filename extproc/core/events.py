@@ -9,7 +9,7 @@ from extproc.core.value import value
 
 __all__ = [
     "Admitted", "AttemptFailed", "BreakerMoved", "Event", "LimitsMoved", "Observed", "Overshot", "Probed", "Queued",
-    "Refused", "Scraped", "Settled", "Shadowed",
+    "Refused", "Retried", "Scraped", "Settled", "Shadowed",
 ]  # fmt: skip
 
 
@@ -44,6 +44,14 @@ class Refused:
     lane: str = ""
     waited_s: float = 0.0
     request_id: str = ""
+
+
+@value
+class Retried:
+    """A client sent a request again. took: what the copy was whose place it got (held, running, left), or empty."""
+
+    request: Request
+    took: str
 
 
 @value
@@ -140,6 +148,6 @@ class Scraped:
 
 
 Event = (
-    Queued | Admitted | Refused | AttemptFailed | Settled | Overshot | BreakerMoved | Probed
+    Queued | Admitted | Refused | Retried | AttemptFailed | Settled | Overshot | BreakerMoved | Probed
     | Observed | Shadowed | LimitsMoved | Scraped
 )  # fmt: skip

@@ -5,7 +5,7 @@ Pure: bytes and headers in, values out. Nothing here waits, looks at a clock, or
 
 from extproc.dialects.document import Document, Rewrite, Span, rewrite
 from extproc.dialects.errors import ErrorClass, classify
-from extproc.dialects.headers import header_sessions, language, retry_count, timeouts
+from extproc.dialects.headers import header_sessions, idempotency_key, language, retry_count, timeouts
 from extproc.dialects.models import models_answer
 from extproc.dialects.paths import endpoint_of, without_keys
 from extproc.dialects.rates import Reported, reported, retry_after_s
@@ -23,6 +23,7 @@ __all__ = [
     "endpoint_of",
     "header_sessions",
     "hides_usage",
+    "idempotency_key",
     "language",
     "merge",
     "message_of",

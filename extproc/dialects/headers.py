@@ -14,7 +14,7 @@ from extproc.dialects.sessions import named_in_headers
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["header_sessions", "language", "retry_count", "timeouts"]
+__all__ = ["header_sessions", "idempotency_key", "language", "retry_count", "timeouts"]
 
 MAX_TIMEOUT_S = 7 * 86_400.0
 MAX_RETRIES = 100
@@ -51,6 +51,11 @@ def retry_count(headers: Mapping[str, str]) -> int:
     """Return how often the SDK says it has tried already: 0 for a first attempt or for nonsense."""
     count = _number(headers.get("x-stainless-retry-count"))
     return min(int(count), MAX_RETRIES) if count is not None and count >= 0 else 0
+
+
+def idempotency_key(headers: Mapping[str, str]) -> str:
+    """Return the name that the client gave to this request and to every retry of it, empty when it gave none."""
+    return headers.get("idempotency-key", "").strip()
 
 
 def header_sessions(headers: Mapping[str, str]) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ class StreamExchange:
         self._asked = ""
         self._bodiless = False
         self._released = False
+        self._last_words = b""
         self._waiting: asyncio.Task[None] | None = None
 
     async def head(self) -> Head:
@@ -68,6 +69,8 @@ class StreamExchange:
         """See ports.Exchange. Also returns when `release` let it go."""
         self._waiting = asyncio.current_task()
         try:
+            if self._last_words:
+                await self._write(self._last_words)
             while (data := await self._read()) is not None:
                 message = _parse(data)
                 if message.WhichOneof("request") != "response_trailers":
@@ -79,6 +82,18 @@ class StreamExchange:
             self._waiting.uncancel()
         finally:
             self._waiting = None
+
+    async def abort(self, status: int, headers: Sequence[tuple[str, str]], body: bytes, details: str) -> None:
+        """See ports.Exchange. Called from any task, at most once: what `forward` still writes is not disturbed.
+
+        Envoy takes an immediate response at any time. It ends the upstream's stream and ours within milliseconds; an
+        error or an orderly end on our side would be ignored instead, because admission fails open for running answers.
+        """
+        words = codec.immediate(status, headers, body, details)
+        if self._waiting is None:
+            self._last_words = words
+        else:
+            await self._write(words)
 
     def release(self) -> bool:
         """Stop watching a response that is under way; it goes on without us. False when there is none."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.dialects import header_sessions, language, retry_count, timeouts
+from extproc.dialects import header_sessions, idempotency_key, language, retry_count, timeouts
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,20 @@ def test_retry_count_is_bounded(text, count):
 def test_sessions_of_known_agents(headers, sessions):
     """Best first, each once; what is long or not printable is left out."""
     assert header_sessions(headers) == sessions
+
+
+@pytest.mark.parametrize(
+    ("headers", "name"),
+    [
+        ({}, ""),
+        ({"idempotency-key": ""}, ""),
+        ({"idempotency-key": " a-1 "}, "a-1"),
+        ({"idempotency-key": "stainless-python-retry-0a", "x-stainless-retry-count": "0"}, "stainless-python-retry-0a"),
+    ],
+)
+def test_a_request_is_named_by_its_idempotency_key(headers, name):
+    """All copies of a request carry the same one; blanks around it are not part of it."""
+    assert idempotency_key(headers) == name
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,8 @@ class Envoy:
         self.answers: list[ProcessingResponse] = []
         self.closed = asyncio.Event()
         self.closed.set()
+        self.writable = asyncio.Event()
+        self.writable.set()
         self.exchange = StreamExchange(self._read, self._write)
 
     async def _read(self) -> bytes | None:
@@ -54,6 +56,7 @@ class Envoy:
         return None
 
     async def _write(self, data: bytes) -> None:
+        await self.writable.wait()
         self.answers.append(ProcessingResponse.FromString(data))
 
 
@@ -195,3 +198,34 @@ async def test_header_values_that_are_not_utf8_survive() -> None:
     envoy = Envoy(headers_message(("x-a", b"\xff\xfe"), end=True))
     head = await envoy.exchange.head()
     assert head.headers["x-a"].encode("utf-8", "surrogateescape") == b"\xff\xfe"
+
+
+async def test_a_running_request_is_ended_by_an_answer() -> None:
+    """While the response is watched, the answer goes out at once, and the watch goes on to the end of the stream."""
+    envoy = Envoy(headers_message(end=True))
+    await envoy.exchange.head()
+    await envoy.exchange.forward(DEPARTURE)
+    envoy.closed.clear()
+    watching = asyncio.create_task(envoy.exchange.ended())
+    await asyncio.sleep(0)
+    await envoy.exchange.abort(503, [("x-should-retry", "false")], b"{}", "tidegate_evicted")
+    answer = envoy.answers[-1].immediate_response
+    assert (answer.status.code, answer.body, answer.details) == (503, b"{}", "tidegate_evicted")
+    assert not watching.done()
+    envoy.closed.set()
+    await watching
+
+
+async def test_an_abort_does_not_disturb_a_departure() -> None:
+    """Two writes at once would break the stream: an abort during a departure goes out after it."""
+    envoy = Envoy(headers_message(end=True))
+    await envoy.exchange.head()
+    envoy.writable.clear()
+    leaving = asyncio.create_task(envoy.exchange.forward(DEPARTURE))
+    await asyncio.sleep(0)
+    await envoy.exchange.abort(503, [], b"{}", "tidegate_evicted")
+    assert envoy.answers == []
+    envoy.writable.set()
+    await leaving
+    await envoy.exchange.ended()
+    assert [answer.WhichOneof("response") for answer in envoy.answers] == ["request_headers", "immediate_response"]
