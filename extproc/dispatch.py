@@ -119,7 +119,7 @@ class Dispatch:
     def _has_room(self, wants: Wants, name: str) -> bool:
         levels, now = self._capacity.levels(), self._clock.time()
         return all(
-            counter.wait_for(claim.amount, now) <= 0
+            counter.shadow or counter.wait_for(claim.amount, now) <= 0
             for claim in wants.prices[name]
             if (counter := levels.get(claim.key)) is not None
         )

@@ -72,8 +72,12 @@ def summary(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _room(key: str, counter: Mapping[str, Any]) -> str:
-    """How much is left of a token bucket, or how many slots; nothing of requests per minute."""
+    """How much is left of a token bucket or a cache, or how many slots; nothing of requests, nor of what is endless."""
     upstream = key.split("/")[1]
+    if "fill" in counter:
+        return f"{upstream} {max(0.0, 1.0 - counter['fill']):.0%} of its cache"
+    if counter.get("limit", 0) is None:
+        return ""
     if "limit" in counter:
         return f"{upstream} {counter['limit'] - counter['used']:g}/{counter['limit']} slots"
     if key.endswith("/requests"):

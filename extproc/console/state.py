@@ -4,31 +4,61 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from math import isfinite
 from typing import Any
 
 from aiohttp import web
 
 from extproc.core.bucket import Slots, TokenBucket
-from extproc.core.capacity import Store
+from extproc.core.budget import Budget
+from extproc.core.capacity import Counter, Store
 from extproc.core.lanes import Lanes
+from extproc.core.watermark import Watermark
 
 __all__ = ["describe", "serve"]
 
 
 def describe(lanes: Lanes, store: Store, now: float) -> dict[str, Any]:
     """Lanes, buckets and slots as plain data. Units: requests, tokens, bytes, seconds."""
-    counters: dict[str, Any] = {}
-    for key, counter in store.items():
-        if isinstance(counter, TokenBucket):
-            level = round(counter.level_at(now), 3)
-            counters[key] = {"level": level, "capacity": counter.capacity, "per_second": counter.rate}
-        elif isinstance(counter, Slots):
-            counters[key] = {"used": counter.used, "limit": counter.limit}
+    counters = {key: _counter(counter, now) for key, counter in store.items()}
     waiting = {
         name: {"requests": backlog.requests, "tokens": backlog.tokens, "bytes": backlog.bytes}
         for name, backlog in lanes.backlogs.items()
     }
     return {"waiting": waiting, "counters": counters}
+
+
+def _counter(counter: Counter, now: float) -> dict[str, Any]:
+    """One counter. What does not apply is left out: pauses that are over, lanes that are owed nothing, no shadow."""
+    told: dict[str, Any]
+    match counter:
+        case TokenBucket(rate=rate, capacity=capacity):
+            told = {"level": round(counter.level_at(now), 3), "capacity": capacity, "per_second": rate}
+        case Slots(used=used, limit=limit):
+            told = {"used": used, "limit": _finite(limit)}
+        case Watermark(booked=booked, held=held):
+            told = {"used": booked, "requests": held, "fill": round(counter.fill(now), 4), "size": counter.size()}
+            told |= {"saturation": _rounded(counter.saturation(now)), "instances": counter.reading.instances}
+        case Budget(limit=limit):
+            spent = round(counter.used_at(now), 6)
+            told = {"spent": spent, "budget": limit, "ends_in_s": _finite(counter.ends_in(now))}
+    owed = {} if isinstance(counter, Budget) else counter.owed(now)
+    if owed:
+        told["owed"] = {lane: round(units, 3) for lane, units in owed.items()}
+    if counter.closed_until > now:
+        told["closed_s"] = _finite(counter.closed_until - now)
+    if counter.shadow:
+        told["shadow"] = True
+    return told
+
+
+def _finite(number: float) -> float | None:
+    """JSON knows no infinity."""
+    return number if isfinite(number) else None
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else round(number, 4)
 
 
 async def serve(address: str, state: Callable[[], dict[str, Any]]) -> web.AppRunner:

@@ -13,18 +13,23 @@ from collections.abc import Iterable
 from math import inf
 
 from extproc.core.bucket import Slots, TokenBucket
-from extproc.core.shares import PLAIN, Terms
+from extproc.core.budget import Budget
+from extproc.core.shares import PLAIN, RENEW_S, Terms
 from extproc.core.value import value
-from extproc.core.watermark import Reading
+from extproc.core.watermark import Reading, Watermark
 
 __all__ = [
     "Answer", "Ask", "Change", "Claim", "Counter", "Declare", "Forget", "Gauge", "Level", "Option", "Pause", "Resize",
-    "Seats", "Store", "Tuning", "answer",
+    "Seats", "Store", "Tuning", "answer", "tune",
 ]  # fmt: skip
 
-Counter = TokenBucket | Slots
+Counter = TokenBucket | Slots | Watermark | Budget
+"""What counts one key. All have `wait_for`, `due_in`, `free_at`, `take`, `change`, `refused`, `closes`, `shadow` and
+`closed_until`. They tell what the limit says, in shadow mode or not; `answer` does not refuse for a shadowed one."""
 Store = dict[str, Counter]
 """Everything that is counted, by key."""
+Closed = dict[str, set[str]]
+"""Per key the lanes whose asks could not get it in this batch."""
 
 
 @value
@@ -118,7 +123,7 @@ class Pause:
 
 @value
 class Seats:
-    """A new number of slots; those held stay held."""
+    """A new number of slots, or limit of a budget; what is held or used stays."""
 
     key: str
     limit: float
@@ -138,7 +143,7 @@ Tuning = Declare | Forget | Resize | Level | Pause | Seats | Gauge
 
 def answer(store: Store, asks: Iterable[Ask], now: float) -> list[Answer]:
     """Decide a whole batch in order against `store`, taking what is granted. Unknown keys are unlimited."""
-    closed: set[str] = set()
+    closed: Closed = {}
     answers: list[Answer] = []
     over = False
     for ask in asks:
@@ -147,29 +152,85 @@ def answer(store: Store, asks: Iterable[Ask], now: float) -> list[Answer]:
     return answers
 
 
-def _answer_one(store: Store, ask: Ask, closed: set[str], now: float) -> Answer:
-    retry_after, short = inf, []
+def tune(store: Store, tunings: Iterable[Tuning], now: float) -> None:
+    """Follow what became known of counters, in order. Keys that are not counted, or count otherwise, are ignored."""
+    for tuning in tunings:
+        if isinstance(tuning, Declare):
+            store.setdefault(tuning.key, tuning.counter)
+        elif isinstance(tuning, Forget):
+            store.pop(tuning.key, None)
+        elif counter := store.get(tuning.key):
+            _tune_one(counter, tuning, now)
+
+
+def _tune_one(counter: Counter, tuning: Resize | Level | Pause | Seats | Gauge, now: float) -> None:
+    match counter, tuning:
+        case _, Pause(seconds=seconds):
+            counter.closed_until = max(counter.closed_until, now + seconds)
+        case TokenBucket(), Resize(rate=rate, capacity=capacity):
+            counter.resize(rate, capacity, now)
+        case TokenBucket(), Level(most=most, least=least):
+            counter.clamp(least, most, now)
+        case Slots() | Budget(), Seats(limit=limit):
+            counter.limit = limit
+        case Watermark(), Gauge(reading=reading):
+            counter.observe(reading, now)
+
+
+def _answer_one(store: Store, ask: Ask, closed: Closed, now: float) -> Answer:
+    retry_after = inf
+    short: list[str] = []
     for option in ask.options:
-        lacking, wait = _lacking(store, option, closed, now)
+        lacking, shadowed, wait = _lacking(store, option, ask.terms, closed, now)
         if not lacking:
             for claim in option.claims:
                 if counter := store.get(claim.key):
-                    counter.change(-claim.amount, now)
-            return Answer(option)
+                    counter.take(claim.amount, now, ask.terms)
+            return Answer(option, shadowed=shadowed)
         short += lacking
         retry_after = min(retry_after, wait)
-    closed.update(short)
-    return Answer(None, retry_after, tuple(short))
+    if short:
+        _refuse(store, ask, short, closed, now)
+    return Answer(None, min(retry_after, RENEW_S) if ask.terms.share else retry_after, tuple(short))
 
 
-def _lacking(store: Store, option: Option, closed: set[str], now: float) -> tuple[list[str], float]:
-    lacking, wait = [], 0.0
+def _lacking(
+    store: Store, option: Option, terms: Terms, closed: Closed, now: float
+) -> tuple[tuple[str, ...], tuple[str, ...], float]:
+    """Keys that lack for `option`, those that would lack but are in shadow mode, and the longest wait of the former."""
+    lacking: tuple[str, ...] = ()
+    shadowed: tuple[str, ...] = ()
+    longest = 0.0
     for claim in option.claims:
         counter = store.get(claim.key)
         if counter is None:
             continue
-        claim_wait = counter.wait_for(claim.amount, now)
-        if claim_wait > 0 or claim.key in closed:
-            lacking.append(claim.key)
-            wait = max(wait, claim_wait or inf)  # free, but closed: it depends on whoever closed it
-    return lacking, wait
+        wait = counter.wait_for(claim.amount, now, terms)
+        if closed and claim.key in closed:
+            wait = _wait_behind(counter, claim.amount, terms, closed[claim.key], wait, now)
+        if wait > 0:
+            if counter.shadow:
+                shadowed += (claim.key,)
+            else:
+                lacking += (claim.key,)
+                longest = max(longest, wait)
+    return lacking, shadowed, longest
+
+
+def _wait_behind(counter: Counter, amount: float, terms: Terms, lanes: set[str], wait: float, now: float) -> float:
+    """The wait at a key that earlier asks of these `lanes` could not get: it depends on them, unless one is due."""
+    due = counter.due_in(amount, now, terms) if terms.share and terms.lane not in lanes else inf
+    return due if due < inf else wait or inf
+
+
+def _refuse(store: Store, ask: Ask, short: list[str], closed: Closed, now: float) -> None:
+    """Close what lacked to later asks, and tell the counters who waits: of each lane, the first that was refused."""
+    terms = ask.terms
+    for claim in (claim for option in ask.options for claim in option.claims):
+        counter = store.get(claim.key)
+        if counter is None or terms.lane in closed.get(claim.key, ()):
+            continue
+        if terms.lane:
+            counter.refused(claim.amount, now, terms, short=claim.key in short)
+        if claim.key in short and counter.closes(claim.amount, now, terms):
+            closed.setdefault(claim.key, set()).add(terms.lane)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from extproc.core.bucket import Slots, TokenBucket
-from extproc.core.capacity import Answer, Ask, Change, Store, Tuning, answer
+from extproc.core.capacity import Answer, Ask, Change, Store, Tuning, answer, tune
 from extproc.ports import Clock
 
 __all__ = ["MemoryCapacity"]
@@ -34,27 +33,8 @@ class MemoryCapacity:
 
     async def tune(self, tunings: Sequence[Tuning]) -> None:
         """See ports.Capacity."""
-        raise AssertionError("the owner of this file writes this")
+        tune(self._store, tunings, self._clock.time())
 
     def levels(self) -> Store:
         """See ports.Capacity."""
         return self._store
-
-    def resize(self, key: str, per_second: float, capacity: float) -> None:
-        """Follow a learned limit: an unknown bucket starts empty, a known one keeps its level as far as it fits."""
-        now = self._clock.time()
-        counter = self._store.get(key)
-        if isinstance(counter, TokenBucket):
-            counter.resize(per_second, capacity, now)
-        else:
-            self._store[key] = TokenBucket(per_second, capacity, 0.0, now)
-
-    def resize_slots(self, key: str, limit: int | None) -> None:
-        """Follow a new number of slots; None lifts the limit but goes on counting nothing."""
-        counter = self._store.get(key)
-        if limit is None:
-            self._store.pop(key, None)
-        elif isinstance(counter, Slots):
-            counter.limit = limit
-        else:
-            self._store[key] = Slots(limit)
