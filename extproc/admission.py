@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from math import isfinite
+from math import inf, isfinite
 
 from extproc import tokens
 from extproc.breakers import Breakers
@@ -20,7 +20,8 @@ from extproc.core.forecast import Pace
 from extproc.core.lanes import Lanes
 from extproc.core.policy import Policy
 from extproc.core.request import Usage
-from extproc.core.routing import bucket_key, slots_key
+from extproc.core.routing import bucket_key, kv_key, slots_key
+from extproc.core.watermark import Watermark
 from extproc.flights import Flights
 from extproc.limiter import Limiter
 from extproc.ports import Clock, Observer
@@ -85,21 +86,24 @@ class Admission:
 def _store(policy: Policy, known: Mapping[str, tuple[float, float]], now: float) -> Store:
     store: Store = {}
 
-    def bucket(key: str, per_minute: float, capacity: float, start: float) -> None:
+    def bucket(key: str, per_minute: float, capacity: float, start: float, *, shadow: bool) -> None:
         level, age = known.get(key, (start, 0.0))
-        store[key] = TokenBucket(per_minute / 60, capacity, min(level, capacity), now - age)
+        store[key] = TokenBucket(per_minute / 60, capacity, min(level, capacity), now - age, shadow)
 
     for upstream in policy.upstreams.values():
         for limit in (limit for limit in upstream.limits if isfinite(limit.per_minute)):
-            bucket(bucket_key(upstream.name, limit), limit.per_minute, limit.capacity, 0.0)
-        slots = upstream.concurrency or (upstream.learn_concurrency if upstream.learn else None)
-        if slots is not None:
-            store[slots_key(upstream.name)] = Slots(slots)
+            bucket(bucket_key(upstream.name, limit), limit.per_minute, limit.capacity, 0.0, shadow=limit.shadow)
+        slots = upstream.concurrency or (upstream.learn_concurrency if upstream.learn else inf)
+        store[slots_key(upstream.name)] = Slots(slots, shadow="concurrency" in upstream.shadow)
+        if upstream.kv is not None:
+            store[kv_key(upstream.name)] = Watermark(upstream.kv)
     for tenant in policy.tenants.values():
         if tenant.tpm is not None:
-            bucket(f"tenant/{tenant.name}/total", tenant.tpm, float(tenant.tpm), float(tenant.tpm))
+            tpm = float(tenant.tpm)
+            bucket(f"tenant/{tenant.name}/total", tpm, tpm, tpm, shadow="tpm" in tenant.shadow)
         if tenant.rpm is not None:
-            bucket(f"tenant/{tenant.name}/requests", tenant.rpm, float(tenant.rpm), float(tenant.rpm))
+            rpm = float(tenant.rpm)
+            bucket(f"tenant/{tenant.name}/requests", rpm, rpm, rpm, shadow="rpm" in tenant.shadow)
         if tenant.concurrency is not None:
-            store[f"tenant/{tenant.name}/slots"] = Slots(tenant.concurrency)
+            store[f"tenant/{tenant.name}/slots"] = Slots(tenant.concurrency, shadow="concurrency" in tenant.shadow)
     return store

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ import uvloop
 from extproc import dialects, tokens
 from extproc.admission import Admission
 from extproc.console import state
+from extproc.core.bucket import TokenBucket
+from extproc.core.capacity import Declare, Resize, Seats
 from extproc.core.events import Event
 from extproc.core.identity import Directory
 from extproc.core.policy import Kind, Limit, Upstream
@@ -183,16 +186,22 @@ class Service:
         await self.flights.record(record)
         upstream = self.policy.upstreams.get(record.upstream)
         if upstream is not None and upstream.learn and record.headers:
-            self._learn_limits(upstream, record)
+            await self._learn_limits(upstream, record)
 
-    def _learn_limits(self, upstream: Upstream, record: Record) -> None:
+    async def _learn_limits(self, upstream: Upstream, record: Record) -> None:
         kinds = {"tokens": Kind.TOTAL, "requests": Kind.REQUESTS, "input": Kind.INPUT, "output": Kind.OUTPUT}
         for seen in dialects.reported(upstream.provider, record.headers, time.time()):
             if seen.limit and seen.limit > 0:
                 per_second = seen.limit / seen.window_s
                 limit = Limit("*", kinds[seen.kind], per_second * 60, per_second * 10)
-                self.capacity.resize(bucket_key(upstream.name, limit), per_second, limit.capacity)
-                self.capacity.resize_slots(slots_key(upstream.name), upstream.concurrency or 1_000_000)
+                key, now = bucket_key(upstream.name, limit), self.clock.time()
+                await self.capacity.tune(
+                    [
+                        Declare(key, TokenBucket(per_second, limit.capacity, 0.0, now)),
+                        Resize(key, per_second, limit.capacity),
+                        Seats(slots_key(upstream.name), upstream.concurrency or inf),
+                    ]
+                )
                 self.limiter.kick()
 
     async def _sweep(self) -> None:
@@ -206,11 +215,9 @@ class Service:
         ramp_s = self.settings.service.restart_ramp_s
         limits = {slots_key(u.name): u.concurrency for u in self.policy.upstreams.values() if u.concurrency}
         if ramp_s > 0:
-            for key, limit in limits.items():
-                self.capacity.resize_slots(key, max(1, limit // 2))
+            await self.capacity.tune([Seats(key, max(1, limit // 2)) for key, limit in limits.items()])
             await asyncio.sleep(ramp_s)
-            for key, limit in limits.items():
-                self.capacity.resize_slots(key, limit)
+            await self.capacity.tune([Seats(key, limit) for key, limit in limits.items()])
             self.limiter.kick()
         await asyncio.Event().wait()
 
