@@ -86,11 +86,17 @@ def fake_provider(
     prompt_tokens_per_s: float = 20000.0,
     output_tokens_per_s: float = 400.0,
     tokens_per_event: int = 4,
+    engine: Annotated[str, typer.Option(help="Whose metrics and priorities: vllm or sglang.")] = "vllm",
+    concurrency: Annotated[int | None, typer.Option(help="Requests that run at once.")] = None,
+    queue: Annotated[int | None, typer.Option(help="Requests that may wait; any number when absent.")] = None,
+    kv_tokens: Annotated[int | None, typer.Option(help="Size of the KV cache; when it overflows, it preempts.")] = None,
     key: Annotated[str | None, typer.Option(help="Require this API key.")] = None,
 ) -> None:
     """Run a provider that only pretends: OpenAI and Anthropic APIs with real limits, latency and faults on demand."""
     from extproc.fakes import FakeSettings, run  # noqa: PLC0415
 
+    if engine not in ("vllm", "sglang"):
+        raise typer.BadParameter("must be vllm or sglang", param_hint="--engine")
     run(
         FakeSettings(
             name=name,
@@ -102,6 +108,10 @@ def fake_provider(
             prompt_tokens_per_s=prompt_tokens_per_s,
             output_tokens_per_s=output_tokens_per_s,
             tokens_per_event=tokens_per_event,
+            engine="sglang" if engine == "sglang" else "vllm",
+            concurrency=concurrency,
+            queue=queue,
+            kv_tokens=kv_tokens,
             key=key,
         )
     )

@@ -222,6 +222,10 @@ def _fake_arguments(name: str, upstream: UpstreamSettings) -> list[str]:
         "--prompt-tokens-per-s": behaviour.prompt_tokens_per_s,
         "--output-tokens-per-s": behaviour.output_tokens_per_s,
         "--tokens-per-event": behaviour.tokens_per_event,
+        "--engine": behaviour.engine,
+        "--concurrency": behaviour.concurrency,
+        "--queue": behaviour.queue,
+        "--kv-tokens": behaviour.kv_tokens,
     }
     return [word for key, value in arguments.items() if value is not None for word in (key, str(value))]
 

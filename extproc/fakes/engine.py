@@ -1,8 +1,9 @@
 """The inference engine behind the fake: slots, a KV cache, and time, after the way vLLM schedules.
 
-Requests run when a slot is free and the cache has room for their prompt; else they wait, by priority (lower first) and
-age. While they generate they grow. When the cache overflows, the least urgent and youngest one is preempted: it loses
-its cache, waits again, and has to read its prompt and its own output anew before it goes on.
+Requests run when a slot is free and the cache has room for their prompt; else they wait, by priority (lower first with
+vLLM, higher first with SGLang) and age. While they generate they grow. When the cache overflows, the least urgent and
+youngest one is preempted: it loses its cache, waits again, and has to read its prompt and its own output anew before it
+goes on.
 
 Each running request is its own clockwork: the time of its n-th token is known, so nothing happens per token here.
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
+from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -91,6 +93,11 @@ class Engine:
         """Requests that have a slot."""
         return len(self._running)
 
+    def priorities(self) -> tuple[Counter[int], Counter[int]]:
+        """Running and waiting requests by their own priorities."""
+        waiting = (flight.priority for _, _, flight in self._waiting)
+        return Counter(flight.priority for flight in self._running), Counter(waiting)
+
     @property
     def waiting(self) -> int:
         """Requests that wait for one, preempted ones included."""
@@ -105,7 +112,7 @@ class Engine:
     def enter(self, flight: Flight) -> None:
         """Start a request or put it in line; `flight.running` is set when it runs."""
         flight.serial = next(self._serials)
-        heapq.heappush(self._waiting, (flight.priority, flight.serial, flight))
+        self._line_up(flight)
         self._admit()
 
     def leave(self, flight: Flight) -> None:
@@ -134,6 +141,12 @@ class Engine:
         """Return how many tokens each choice of a request has by now."""
         return flight.done(self._clock())
 
+    def generated(self) -> int:
+        """Return the output tokens of those who are here, running or preempted."""
+        now = self._clock()
+        preempted = sum(done * flight.choices for flight, done in self._preempted.items())
+        return preempted + sum(flight.done(now) * flight.choices for flight in self._running)
+
     def kv_tokens(self) -> int:
         """Return the tokens in the KV cache."""
         now = self._clock()
@@ -152,7 +165,7 @@ class Engine:
         if self.settings.kv_tokens is None:
             return
         while len(self._running) > 1 and self.kv_tokens() > self.settings.kv_tokens:
-            self._preempt(max(self._running, key=lambda flight: (flight.priority, flight.serial)))
+            self._preempt(max(self._running, key=lambda flight: (self._rank(flight), flight.serial)))
         self._admit()
 
     def change(self, settings: FakeSettings) -> None:
@@ -165,7 +178,16 @@ class Engine:
         self.preemptions += 1
         self._preempted[flight] = flight.done(self._clock())
         flight.running.clear()
-        heapq.heappush(self._waiting, (flight.priority, flight.serial, flight))
+        self._line_up(flight)
+
+    def _line_up(self, flight: Flight) -> None:
+        heapq.heappush(self._waiting, (self._rank(flight), flight.serial, flight))
+
+    def _rank(self, flight: Flight) -> int:
+        """Whose turn comes first: the lowest."""
+        if self.settings.priorities != "followed":
+            return 0
+        return -flight.priority if self.settings.engine == "sglang" else flight.priority
 
     def _admit(self) -> None:
         while self._waiting and self._has_room(self._waiting[0][2]):

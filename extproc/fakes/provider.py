@@ -4,7 +4,7 @@
 of one request. Everything that decides is in the modules it names; this one only connects them.
 
 For tests, without a key and not for the open network: `GET|DELETE /admin/record`, `GET|POST|DELETE /admin/fault`,
-`GET|POST /admin/settings`. `/health` and `/metrics` are as vLLM's.
+`GET|POST /admin/settings`. `/health`, `/metrics` and `/server_info` are as those of the engine that it plays.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class Provider:
         self.limits = Limits(settings, clock())
         self.totals = Totals()
         self.clock = clock
+        self._frozen = ""
         self._serials = count(1)
 
     def app(self) -> web.Application:
@@ -123,6 +124,7 @@ class Provider:
         app.router.add_get("/v1/models/{model:.+}", self._get_model)
         app.router.add_get("/health", self._get_health)
         app.router.add_get("/metrics", self._get_metrics)
+        app.router.add_get("/server_info", self._get_server_info)
         app.router.add_get("/admin/record", self._get_record)
         app.router.add_delete("/admin/record", self._delete_record)
         app.router.add_get("/admin/fault", self._get_faults)
@@ -168,6 +170,7 @@ class Provider:
         if fault is not None and (early := await self._fail_early(endpoint, request, fault, seen)) is not None:
             return early
         self._check_model(ask)
+        self._check_priority(ask)
         answer = planned(ask, self.settings, fault, seen.id, int(seen.wall))
         flight = Flight(ask.prompt_tokens, answer.tokens, ask.choices if ask.talks else 0, ask.priority)
         stay = _Stay(self, seen, flight, cost_of(ask, self.settings))
@@ -224,6 +227,10 @@ class Provider:
     def _check_model(self, ask: Ask) -> None:
         if ask.model and "*" not in self.settings.models and ask.model not in self.settings.models:
             raise Refused(Refusal("unknown_model", detail=ask.model, param="model"))
+
+    def _check_priority(self, ask: Ask) -> None:
+        if ask.priority and self.settings.priorities == "refused":
+            raise bad_request(f"Got priority {ask.priority} but Priority scheduling is not enabled.", "priority")
 
     def _fault_for(self, request: web.Request, ask: Ask, seen: Seen) -> Fault | None:
         """Return the fault of this request: its own, if that is meant for us, else one from the board."""
@@ -286,7 +293,30 @@ class Provider:
         return web.Response()
 
     async def _get_metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(text=metrics_page(self.engine, self.totals), content_type="text/plain")
+        how = self.settings.metrics
+        if how == "missing":
+            raise web.HTTPNotFound
+        if how == "slow":
+            await asyncio.sleep(self.settings.metrics_delay_s)
+        if how == "garbage":
+            return web.Response(text="<html><body>502 Bad Gateway</body></html>", content_type="text/html")
+        page = metrics_page(self.engine, self.totals)
+        self._frozen = self._frozen or page if how == "frozen" else ""
+        return web.Response(text=self._frozen or page, content_type="text/plain")
+
+    async def _get_server_info(self, _request: web.Request) -> web.Response:
+        ranked = self.settings.priorities == "followed"
+        if self.settings.engine == "sglang":
+            told: dict[str, Any] = {
+                "enable_priority_scheduling": ranked,
+                "schedule_low_priority_values_first": False,
+                "max_total_num_tokens": self.settings.kv_tokens,
+            }
+        elif self.settings.server_info:
+            told = {"vllm_config": {"scheduler_config": {"policy": "priority" if ranked else "fcfs"}}}
+        else:
+            raise web.HTTPNotFound
+        return _json(dumps(told))
 
     async def _get_record(self, request: web.Request) -> web.Response:
         last = request.query.get("last")

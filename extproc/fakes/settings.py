@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Accounting = Literal["upfront", "actual"]
+Kind = Literal["vllm", "sglang"]
+Priorities = Literal["followed", "ignored", "refused"]
+Metrics = Literal["told", "missing", "frozen", "slow", "garbage", "percent"]
 
 _FIXED_AT_START = frozenset({"name", "host", "port"})
 
@@ -45,6 +48,18 @@ class FakeSettings:
     """Tokens that the KV cache holds. Above it the engine preempts."""
     kv_usage: float | None = None
     """Reported as KV usage instead of the computed one (0 to 1)."""
+
+    # Which engine it plays.
+    engine: Kind = "vllm"
+    """Whose metrics it shows, and whose priorities it follows: vLLM's (lower first) or SGLang's (higher first)."""
+    priorities: Priorities = "followed"
+    """Whether it schedules by `priority`. Today's vLLM and SGLang ignore it when they do not; older vLLM refused it."""
+    server_info: bool = False
+    """Show vLLM's `/server_info`, as in its development mode. SGLang always does."""
+    metrics: Metrics = "told"
+    """How the metrics page is: as it should be, 404, the page of a moment ago, late, not a page, or in percent."""
+    metrics_delay_s: float = 10.0
+    """How late the page is when it is slow."""
 
     # How fast it is. None means "instantly".
     base_latency_s: float = 0.0
@@ -89,6 +104,10 @@ class FakeSettings:
             _require(getattr(self, name) >= 0, f"{name} must be at least 0")
         _require(self.burst_s > 0, "burst_s must be above 0")
         _require(0 <= self.cached_share <= 1, "cached_share must be 0 to 1")
+        _require(self.engine in get_args(Kind), f"engine must be one of {get_args(Kind)}")
+        _require(self.priorities in get_args(Priorities), f"priorities must be one of {get_args(Priorities)}")
+        _require(self.metrics in get_args(Metrics), f"metrics must be one of {get_args(Metrics)}")
+        _require(self.metrics_delay_s >= 0, "metrics_delay_s must be at least 0")
         _require(self.kv_usage is None or 0 <= self.kv_usage <= 1, "kv_usage must be 0 to 1, or None")
 
 

@@ -300,8 +300,8 @@ class FakeBehaviour(Section):
     """Whose metrics it shows, and whose order of priorities it follows."""
     concurrency: Count | None = None
     """Requests that run at once; any number when absent."""
-    queue: Annotated[int, BeforeValidator(_number), Field(ge=0)] = 0
-    """Requests that may wait for a place in the engine; one more is refused with 503."""
+    queue: Annotated[int, BeforeValidator(_number), Field(ge=0)] | None = None
+    """Requests that may wait for a place in the engine, one more is refused with 503; any number when absent."""
     kv_tokens: Count | None = None
     """Size of the KV cache in tokens; when it overflows, requests are preempted."""
 
