@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import pytest
 from hypothesis import given
@@ -446,7 +447,7 @@ def _check_end(book: Book, done: list[tuple]) -> None:
     outcome = next(step for step in done if step[0] in ("served", "unserved", "expire"))
     actual = _actual(outcome[2], outcome[3]) if outcome[0] == "served" else None
     for name in PRICES:
-        _check_upstream(book, name, actual if outcome[:2] == ("served", name) else None)
+        _check_upstream(book, name, actual if outcome[:2] == ("served", name) else None, _cut_before(done, name))
     kept = {"expire": ESTIMATE.total, "unserved": ESTIMATE.input if outcome[-1] in book.order else 0}
     used = kept[outcome[0]] if actual is None else actual.total
     assert book.at("t").get("total", 0) == book.of_session() == used
@@ -484,15 +485,27 @@ def _actual(usage: Usage | None, seen: int | None) -> Size:
     return Size(prompt, ESTIMATE.output if seen is None else min(seen, ESTIMATE.output))
 
 
-def _check_upstream(book: Book, name: str, actual: Size | None) -> None:
-    """What served keeps its use, or the estimate where that was charged up front; others nothing, input or estimate."""
+def _cut_before(done: list[tuple], name: str) -> bool:
+    """Whether an attempt there was cut before the outcome was known."""
+    before = list(takewhile(lambda step: step[0] not in ("served", "unserved", "expire"), done))
+    failures = [step[2] for step in before if step[:2] == ("attempt_failed", name)]
+    return failures[:1] == [Refund.INPUT_KEPT]
+
+
+def _check_upstream(book: Book, name: str, actual: Size | None, cut: bool) -> None:  # noqa: FBT001
+    """What served keeps its use, or the estimate where that was charged up front; others nothing, input or estimate.
+
+    cut: what served had been cut once before, and may keep that attempt, too.
+    """
     held, own = book.at(name), {c.key.rpartition("/")[2]: c.amount for c in PRICES[name]}
     for kind in set(own) - {"slots", "kv"}:
         amount = held.get(kind, 0)
         if kind == "requests":
             assert amount == 1 if actual else amount in (0, 1)
         elif actual:
-            used = getattr(actual, kind)
-            assert amount == (max(own[kind], used) if name in book.upfront else used)
+            upfront, used = name in book.upfront, getattr(actual, kind)
+            before = own[kind] if upfront else getattr(Size(ESTIMATE.input, 0), kind)
+            once = max(own[kind], used) if upfront else used
+            assert amount in ((once, once + before) if cut else (once,))
         else:
             assert amount in (0, getattr(Size(ESTIMATE.input, 0), kind), own[kind])
