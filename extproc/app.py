@@ -32,6 +32,7 @@ from extproc.dispatch import Dispatch, Timing
 from extproc.handler import Handler
 from extproc.ports import Record
 from extproc.probes.canary import Canary, Target
+from extproc.probes.engines import Engines
 from extproc.reception import Reception, SessionRules
 from extproc.settings import Settings
 from extproc.shared import levels
@@ -114,10 +115,9 @@ class Service:
             self.clock,
             self.observe,
         )
-        self._tasks = [
-            asyncio.create_task(work)
-            for work in (self.limiter.run(), self._sweep(), canary.run(), self._watchdog.beat(), self._ramp())
-        ]
+        engines = Engines(settings.upstreams, self.capacity, self.clock, self.observe, self.limiter.kick)
+        duties = (self.limiter.run(), self._sweep(), canary.run(), self._watchdog.beat(), self._ramp(), engines.run())
+        self._tasks = [asyncio.create_task(work) for work in duties]
         for task in self._tasks:
             task.add_done_callback(_end_if_broken)
 

@@ -104,7 +104,7 @@ class Canary:
 
     async def _charge(self, target: Target) -> None:
         price = claims(target.upstream, target.model, SIZE, Endpoint.CHAT)
-        changes = [Change(claim.key, -claim.amount) for claim in price if not claim.key.endswith("/slots")]
+        changes = [Change(claim.key, -claim.amount) for claim in price if not claim.key.endswith(("/slots", "/kv"))]
         await self._capacity.change(changes)
 
 
