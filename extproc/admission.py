@@ -11,14 +11,17 @@ from collections.abc import Callable, Mapping
 from math import inf, isfinite
 
 from extproc import tokens
+from extproc.allowances import Allowances
 from extproc.breakers import Breakers
 from extproc.core.affinity import Affinity
 from extproc.core.bucket import Slots, TokenBucket
+from extproc.core.budget import Budget
 from extproc.core.capacity import Store
 from extproc.core.flight import Flight
 from extproc.core.forecast import Pace
 from extproc.core.lanes import Lanes
-from extproc.core.policy import Policy
+from extproc.core.policy import Kind, Limit, Policy
+from extproc.core.quota import account_of
 from extproc.core.request import Usage
 from extproc.core.routing import bucket_key, kv_key, slots_key
 from extproc.core.watermark import Watermark
@@ -43,12 +46,19 @@ class Admission:
         calibrate: bool = True,
         levels: Mapping[str, tuple[float, float]] | None = None,
         chance: Callable[[], float] = random.random,
+        epoch_offset: float = 0.0,
     ) -> None:
-        """`levels`: what was in the buckets, and how many seconds ago (shared.levels); `chance` is in [0, 1)."""
+        """`levels`: what was in the buckets, and how many seconds ago (shared.levels); `chance` is in [0, 1).
+
+        epoch_offset: seconds from the clock to the calendar's time, in which hours and days begin.
+        """
         self.policy = policy
         self._calibrate = calibrate
         self.breakers = Breakers(policy.upstreams.values(), clock, observe, chance)
-        self.capacity = MemoryCapacity(clock, _store(policy, levels or {}, clock.time()))
+        store = _store(policy, levels or {}, clock.time(), epoch_offset)
+        self._durable = (*store, *_learned_keys(policy))
+        self.capacity = MemoryCapacity(clock, store)
+        self.allowances = Allowances(policy, self.capacity, clock, epoch_offset=epoch_offset)
         self.lanes = Lanes(policy.lanes.values())
         self.pace = Pace()
         self.calibration = tokens.Calibration()
@@ -67,6 +77,7 @@ class Admission:
         self.flights = Flights(
             policy,
             self.capacity,
+            self.allowances,
             self.breakers,
             clock,
             self.pace,
@@ -77,13 +88,18 @@ class Admission:
             learned=self._learn_size,
         )
 
+    def durable(self) -> Store:
+        """The counters to keep over a restart: all but those that came into being with a tenant's or session's call."""
+        store = self.capacity.levels()
+        return {key: store[key] for key in self._durable if key in store}
+
     def _learn_size(self, flight: Flight, upstream: str, usage: Usage) -> None:
         if usage.input and self._calibrate and upstream in self.policy.upstreams:
             model = self.policy.upstreams[upstream].own_name(flight.request.model)
             self.calibration.learn(model, flight.request.counted, usage.input)
 
 
-def _store(policy: Policy, known: Mapping[str, tuple[float, float]], now: float) -> Store:
+def _store(policy: Policy, known: Mapping[str, tuple[float, float]], now: float, epoch_offset: float) -> Store:
     store: Store = {}
 
     def bucket(key: str, per_minute: float, capacity: float, start: float, *, shadow: bool) -> None:
@@ -98,12 +114,17 @@ def _store(policy: Policy, known: Mapping[str, tuple[float, float]], now: float)
         if upstream.kv is not None:
             store[kv_key(upstream.name)] = Watermark(upstream.kv)
     for tenant in policy.tenants.values():
-        if tenant.tpm is not None:
-            tpm = float(tenant.tpm)
-            bucket(f"tenant/{tenant.name}/total", tpm, tpm, tpm, shadow="tpm" in tenant.shadow)
-        if tenant.rpm is not None:
-            rpm = float(tenant.rpm)
-            bucket(f"tenant/{tenant.name}/requests", rpm, rpm, rpm, shadow="rpm" in tenant.shadow)
-        if tenant.concurrency is not None:
-            store[f"tenant/{tenant.name}/slots"] = Slots(tenant.concurrency, shadow="concurrency" in tenant.shadow)
+        for key, counter in account_of(tenant).counters(now, epoch_offset).items():
+            store[key] = counter
+            level, age = known.get(key, (0.0, inf))
+            if key in known and isinstance(counter, TokenBucket):
+                counter.level, counter.at = min(level, counter.capacity), now - age
+            elif key in known and isinstance(counter, Budget):
+                counter.used, counter.at = max(0.0, level), now - age
     return store
+
+
+def _learned_keys(policy: Policy) -> list[str]:
+    """Names of the buckets that an upstream may yet get from what its provider tells."""
+    learning = [upstream.name for upstream in policy.upstreams.values() if upstream.learn]
+    return [bucket_key(name, Limit("*", kind, inf, inf)) for name in learning for kind in Kind]

@@ -84,6 +84,7 @@ class Service:
             grace_s=settings.service.record_grace_s,
             calibrate=settings.tokens.calibrate,
             levels=_known_levels(settings),
+            epoch_offset=time.time() - clock.time(),
         )
         self.breakers, self.capacity = admission.breakers, admission.capacity
         self.lanes, self.limiter, self.flights = admission.lanes, admission.limiter, admission.flights
@@ -225,7 +226,7 @@ class Service:
         path = self.settings.service.state_file
         if path is not None:
             try:
-                levels.save(Path(path), self.capacity.levels(), now=time.time(), clock_now=self.clock.time())
+                levels.save(Path(path), self.admission.durable(), now=time.time(), clock_now=self.clock.time())
             except OSError as error:
                 log.warning("bucket levels could not be written: %s", error)
 

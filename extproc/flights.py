@@ -1,11 +1,15 @@
 """Everything that was let go and is not yet accounted for: opens the books on a request and closes them exactly once.
 
-`board` takes the tenant's quota on the way in and gives back, on the way out, what the request still holds. Outcomes
-arrive beside it, as records of Envoy's access log: before the stream's end, after it, in any order, or never. They are
-learned from here: tokens are settled, breakers told, forecasts fed. A record that never comes is replaced after a grace
-period by the estimate. Records of requests that a former process let go keep their slots counted until they end.
+`board` takes the caller's own on the way in (its tenant's allowance and its session's, tokens and dollars, all at once)
+and gives back, on the way out, what the request still holds. Outcomes arrive beside it, as records of Envoy's access
+log: before the stream's end, after it, in any order, or never. They are learned from here: tokens and dollars are
+settled, breakers told, forecasts fed. A record that never comes is replaced after a grace period by the estimate.
+Records of requests that a former process let go keep their slots counted until they end.
 
-Deliberately not here: the arithmetic of what comes back (core.flight), and the meaning of errors and usage (dialects).
+A request that is only observed is told as refused and goes all the same, into debt.
+
+Deliberately not here: the arithmetic of what comes back (core.flight), what a request takes of its caller's own
+(allowances), and the meaning of errors and usage (dialects).
 """
 
 from __future__ import annotations
@@ -13,23 +17,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
+from extproc.allowances import NOTHING, Allowance, Allowances
 from extproc.breakers import Breakers
+from extproc.core import spend
 from extproc.core.affinity import Affinity
 from extproc.core.breaker import Outcome
 from extproc.core.bucket import TokenBucket
-from extproc.core.capacity import Answer, Ask, Change, Claim, Option
-from extproc.core.events import AttemptFailed, Overshot, Settled
+from extproc.core.capacity import Answer, Ask, Change, Option
+from extproc.core.events import AttemptFailed, Observed, Overshot, Settled, Shadowed
 from extproc.core.flight import Flight, Refund
 from extproc.core.forecast import Pace
+from extproc.core.identity import place_of
 from extproc.core.policy import Policy
 from extproc.core.refusal import Reason, Rejected, Window
-from extproc.core.request import Request, Usage
+from extproc.core.request import Request, Size, Usage
 from extproc.core.routing import slots_key
 from extproc.dialects import ErrorClass, classify, usage_of
 from extproc.ports import Capacity, Clock, Observer, Record, RecordKind
 
-__all__ = ["Flights", "quota"]
+__all__ = ["Flights"]
 
 LEASE_S = 15.0
 """A former process's request that has not been heard of for this long is taken to have ended."""
@@ -47,6 +55,8 @@ CUT = frozenset(
 STALLED = "stream_idle_timeout"
 TIMED_OUT = "response_timeout"
 """Flag and details of a request that Envoy ended by itself: no record of an attempt tells of that."""
+PERIODS = {"usd_day": "day", "usd_hour": "hour"}
+"""Budgets of a tenant, and what their periods are called."""
 
 
 class Flights:
@@ -56,6 +66,7 @@ class Flights:
         self,
         policy: Policy,
         capacity: Capacity,
+        allowances: Allowances,
         breakers: Breakers,
         clock: Clock,
         pace: Pace,
@@ -65,10 +76,14 @@ class Flights:
         affinity: Affinity,
         freed: Callable[[], None],
         learned: Callable[[Flight, str, Usage], None],
+        settled: Callable[[Request, Size], None] = lambda _request, _used: None,
     ) -> None:
-        """`freed` is called after capacity came back; `learned` hears of every usage that an upstream reported."""
+        """`freed` is called after capacity came back; `learned` hears of every usage that an upstream reported, and
+        `settled` of what every request that departed really used, once.
+        """
         self._policy = policy
         self._capacity = capacity
+        self._allowances = allowances
         self._breakers = breakers
         self._clock = clock
         self._pace = pace
@@ -77,6 +92,9 @@ class Flights:
         self._affinity = affinity
         self._freed = freed
         self._learned = learned
+        self._tell_used = settled
+        self._priced = any(upstream.prices for upstream in policy.upstreams.values())
+        self._own: dict[Flight, Allowance] = {}
         self._flights: dict[str, Flight] = {}
         self._by_id: dict[str, Flight] = {}
         self._adopted: dict[str, tuple[str, float]] = {}
@@ -92,31 +110,29 @@ class Flights:
         return len(self._flights)
 
     @asynccontextmanager
-    async def board(self, request: Request) -> AsyncIterator[Flight]:
-        """Take the tenant's quota and give back on leaving what is still held. Rejected when the quota is spent."""
-        claims = quota(self._policy, request)
-        if claims:
-            await self._take_quota(request, claims)
-        flight = self._flights[request.ticket] = self._by_id[request.id] = Flight(request, claims)
+    async def board(self, request: Request, names: Sequence[str] = ()) -> AsyncIterator[Flight]:
+        """Take what is the caller's own and give back on leaving what is still held. Rejected when that is spent.
+
+        names: the upstreams that may serve it; of their prices the dearest is reserved.
+        """
+        rates = spend.rates_of(self._policy.upstreams, names, request.model) if self._priced else {}
+        allowance = self._allowances.of(request, rates)
+        if allowance is not NOTHING:
+            await self._take_own(request, allowance)
+        flight = self._flights[request.ticket] = self._by_id[request.id] = Flight(request, allowance.claims, rates)
+        if allowance is not NOTHING:
+            self._own[flight] = allowance
         try:
             yield flight
         finally:
-            now = self._clock.time()
-            if flight.departed is None:
-                changes = flight.cancel()
-            else:
-                for name in (flight.order[0], _place(request.tenant)):
-                    self._pace.learn_hold(name, now - flight.departed)
-                changes = flight.land(now)
-            self._forget_if_closed(flight)
-            await self._apply(changes)
+            await self._leave(flight)
 
     async def record(self, record: Record) -> None:
         """Learn from one record. Records of unknown requests teach the breakers only.
 
         One that still runs though its stream has ended here (Envoy had given up on us) holds its slot again.
         """
-        flight = self._flight_of(record)
+        flight = self.of(record)
         if record.kind is RecordKind.FINAL:
             await self._let_go(record.ticket)
         if flight is None or (record.kind is RecordKind.RUNNING and flight.landed is not None):
@@ -132,54 +148,107 @@ class Flights:
         """Close the books whose record did not come, and let go of silent requests of a former process."""
         now = self._clock.time()
         for flight in [f for f in self._flights.values() if f.landed is not None and now - f.landed > self._grace_s]:
-            if not flight.settled:
-                self._observe(Settled(flight.request, "", flight.attempts, 0, None, flight.waited_s))
+            allowance, unheard = self._own.get(flight), not flight.settled
             changes = flight.expire()
             self._forget(flight)
-            await self._apply(changes)
+            if unheard:
+                self._close(flight, Settled(flight.request, "", flight.attempts, 0, None, flight.waited_s))
+                await self._allowances.served(flight.request)
+            await self._apply(changes, allowance)
+        await self._allowances.sweep()
         for ticket in [t for t, (_, heard) in self._adopted.items() if now - heard > LEASE_S]:
             await self._let_go(ticket)
 
-    def _flight_of(self, record: Record) -> Flight | None:
+    def of(self, record: Record) -> Flight | None:
+        """The request that a record is about; None once its books are closed, and for those of another process."""
         if record.ticket:
             return self._flights.get(record.ticket)
         return self._by_id.get(record.request_id) if record.request_id else None
 
-    async def _take_quota(self, request: Request, claims: tuple[Claim, ...]) -> None:
-        tenant = self._policy.tenants[request.tenant]
-        if tenant.tpm is not None and request.size.total > tenant.tpm:
-            raise Rejected(Reason.TOO_LARGE, f"{request.size.total} tokens exceed what this tenant may use in a minute")
-        answer = await self._take(Ask(request.ticket, (Option(request.tenant, claims),)))
-        if answer.option is None:
-            raise self._over_quota(request, answer)
+    async def _leave(self, flight: Flight) -> None:
+        """Its stream has ended, or it never left."""
+        allowance, now = self._own.get(flight), self._clock.time()
+        if flight.departed is None:
+            changes = flight.cancel()
+        else:
+            changes = flight.land(now)
+            self._pace.learn_hold(flight.order[0], now - flight.departed)
+            if allowance is not None:
+                self._pace.learn_hold(place_of(flight.request.tenant), now - flight.departed)
+        self._forget_if_closed(flight)
+        await self._apply(changes, allowance)
 
-    async def _take(self, ask: Ask) -> Answer:
+    async def _take_own(self, request: Request, allowance: Allowance) -> None:
+        """Take the allowance. When this raises, nothing is taken and its books are closed."""
+        rejected = self._too_large(request, allowance)
+        if rejected is None or request.observed:
+            answer = await self._take(request, allowance)
+            for key in answer.shadowed:
+                self._observe(Shadowed(request, _limit(key)))
+            if rejected is None and answer.option is None:
+                rejected = self._spent(request, answer)
+        if rejected is None:
+            return
+        if not request.observed:
+            self._allowances.close(allowance)
+            raise rejected
+        self._observe(Observed(request, rejected.reason))
+
+    async def _take(self, request: Request, allowance: Allowance) -> Answer:
+        """The answer, seen through: what it brings to somebody who was cancelled meanwhile goes back."""
         if self._capacity.immediate:
-            return (await self._capacity.take([ask]))[0]
-        asking = asyncio.ensure_future(self._capacity.take([ask]))
+            return await self._ask(request, allowance)
+        asking = asyncio.ensure_future(self._ask(request, allowance))
         try:
-            return (await asyncio.shield(asking))[0]
-        except asyncio.CancelledError:
-            asking.add_done_callback(self._return_unwanted)
+            return await asyncio.shield(asking)
+        except BaseException:
+            asking.add_done_callback(partial(self._return_unwanted, allowance))
             raise
 
-    def _return_unwanted(self, asking: asyncio.Future[list[Answer]]) -> None:
-        if asking.cancelled() or asking.exception() is not None:
-            return
-        option = asking.result()[0].option
-        if option is not None:
-            returning = asyncio.ensure_future(self._apply([Change(c.key, c.amount) for c in option.claims]))
-            self._returning.add(returning)
-            returning.add_done_callback(self._returning.discard)
+    async def _ask(self, request: Request, allowance: Allowance) -> Answer:
+        await self._allowances.prepare(allowance)
+        [answer] = await self._capacity.take([Ask(request.ticket, (Option(request.tenant, allowance.claims),))])
+        if answer.option is None and request.observed:
+            await self._capacity.change([Change(claim.key, -claim.amount) for claim in allowance.claims])
+        return answer
 
-    def _over_quota(self, request: Request, answer: Answer) -> Rejected:
-        if any(key.endswith("/slots") for key in answer.short):
-            retry_after = max(1.0, self._pace.hold_s(_place(request.tenant)))
-            return Rejected(Reason.TENANT_CONCURRENCY, retry_after=retry_after)
-        window = {kind: self._window(f"{_place(request.tenant)}/{kind}") for kind in ("total", "requests")}
-        return Rejected(
-            Reason.TENANT_QUOTA, retry_after=answer.retry_after, tokens=window["total"], requests=window["requests"]
-        )
+    def _return_unwanted(self, allowance: Allowance, asking: asyncio.Future[Answer]) -> None:
+        if asking.cancelled() or asking.exception() is not None or asking.result().option is None:
+            self._allowances.close(allowance)
+            return
+        returning = asyncio.ensure_future(self._return(allowance))
+        self._returning.add(returning)
+        returning.add_done_callback(self._returning.discard)
+
+    async def _return(self, allowance: Allowance) -> None:
+        changes = [Change(claim.key, claim.amount) for claim in allowance.claims]
+        await self._apply(changes, allowance)
+        self._allowances.close(allowance)
+
+    def _too_large(self, request: Request, allowance: Allowance) -> Rejected | None:
+        tpm = allowance.rules.tpm
+        if tpm is None or request.size.total <= tpm:
+            return None
+        if "tpm" in allowance.rules.shadow:
+            self._observe(Shadowed(request, f"{place_of(request.tenant)}/total"))
+            return None
+        return Rejected(Reason.TOO_LARGE, f"{request.size.total} tokens exceed what this tenant may use in a minute")
+
+    def _spent(self, request: Request, answer: Answer) -> Rejected:
+        """Why it is refused: for good before for a while, since who waits for the one would run into the other."""
+        lacking = {key.rpartition("/")[2] for key in answer.short}
+        place = place_of(request.tenant)
+        if any(key.startswith("session/") for key in answer.short):
+            what = "tokens" if "tokens" in lacking else "dollars"
+            return Rejected(Reason.SESSION_BUDGET, f"what is left of this session's {what} does not cover this request")
+        if not lacking.isdisjoint(PERIODS):
+            period = next(word for kind, word in PERIODS.items() if kind in lacking)
+            spent = f"what is left of this tenant's dollars per {period} does not cover this request"
+            return Rejected(Reason.SPEND_BUDGET, spent)
+        if "slots" in lacking:
+            return Rejected(Reason.TENANT_CONCURRENCY, retry_after=max(1.0, self._pace.hold_s(place)))
+        tokens, requests = self._window(f"{place}/total"), self._window(f"{place}/requests")
+        return Rejected(Reason.TENANT_QUOTA, retry_after=answer.retry_after, tokens=tokens, requests=requests)
 
     def _window(self, key: str) -> Window | None:
         bucket = self._capacity.levels().get(key)
@@ -198,7 +267,8 @@ class Flights:
             return
         self._observe(AttemptFailed(record.upstream, outcome, record.status, record.error, flight.request.ticket))
         refund = Refund.UNSENT if record.flags & UNSENT else Refund.INPUT_KEPT if record.flags & CUT else Refund.ALL
-        await self._apply(flight.attempt_failed(record.upstream, refund, last=_passed_on(record)))
+        changes = flight.attempt_failed(record.upstream, refund, last=_passed_on(record))
+        await self._apply(changes, self._own.get(flight))
 
     async def _final(self, flight: Flight, record: Record) -> None:
         flight.attempts = max(flight.attempts, record.attempt)
@@ -210,13 +280,20 @@ class Flights:
             seen = None if complete or not flight.request.stream else _number(record.tail.get("events"))
             changes = flight.served(record.upstream, usage, seen)
             self._learn(flight, record, usage, complete=complete, client_gone=client_gone)
+            await self._allowances.served(flight.request)
         else:
             timed_out = record.details == TIMED_OUT
             if timed_out:
                 self._judge(record, began=flight.departed or self._clock.time(), hurried=flight.hurried)
             changes = flight.unserved(record.upstream if client_gone or timed_out else "")
-        self._observe(_settled(flight, record, usage, client_gone=client_gone))
-        await self._apply(changes)
+        self._close(flight, _settled(flight, record, usage, client_gone=client_gone))
+        await self._apply(changes, self._own.get(flight))
+
+    def _close(self, flight: Flight, event: Settled) -> None:
+        """Its outcome is known, or never will be."""
+        self._observe(event)
+        if flight.used is not None:
+            self._tell_used(flight.request, flight.used)
 
     def _usage(self, flight: Flight, record: Record) -> Usage | None:
         usage = usage_of(flight.request.dialect, record.tail)
@@ -268,11 +345,17 @@ class Flights:
             self._forget(flight)
 
     def _forget(self, flight: Flight) -> None:
+        allowance = self._own.pop(flight, None)
+        if allowance is not None:
+            self._allowances.close(allowance)
         self._flights.pop(flight.request.ticket, None)
         if self._by_id.get(flight.request.id) is flight:
             del self._by_id[flight.request.id]
 
-    async def _apply(self, changes: Sequence[Change]) -> None:
+    async def _apply(self, changes: Sequence[Change], allowance: Allowance | None = None) -> None:
+        """allowance: of whom they are the changes; its counters stay until they are made."""
+        if allowance is not None:
+            changes = self._allowances.due(changes, allowance)
         if not changes:
             return
         levels, now = self._capacity.levels(), self._clock.time()
@@ -283,30 +366,24 @@ class Flights:
         if self._capacity.immediate:
             await self._change(changes)
         else:
-            await asyncio.shield(self._change(changes))
+            self._allowances.pin(allowance or NOTHING)
+            await asyncio.shield(self._change_pinned(changes, allowance or NOTHING))
+
+    async def _change_pinned(self, changes: Sequence[Change], allowance: Allowance) -> None:
+        try:
+            await self._change(changes)
+        finally:
+            self._allowances.close(allowance)
 
     async def _change(self, changes: Sequence[Change]) -> None:
         await self._capacity.change(changes)
         self._freed()
 
 
-def quota(policy: Policy, request: Request) -> tuple[Claim, ...]:
-    """What a request takes of its tenant's own allowance: a slot, a request, and its tokens."""
-    tenant = policy.tenants[request.tenant]
-    place = _place(tenant.name)
-    found = []
-    if tenant.concurrency is not None:
-        found.append(Claim(f"{place}/slots", 1.0))
-    if tenant.rpm is not None:
-        found.append(Claim(f"{place}/requests", 1.0))
-    if tenant.tpm is not None:
-        found.append(Claim(f"{place}/total", float(request.size.total)))
-    return tuple(found)
-
-
-def _place(tenant: str) -> str:
-    """Where the counters of a tenant's own allowance are."""
-    return f"tenant/{tenant}"
+def _limit(key: str) -> str:
+    """Name of a counter, without the session's: there are too many."""
+    kind, _, rest = key.partition("/")
+    return f"session/{rest.partition('/')[0]}/{rest.rpartition('/')[2]}" if kind == "session" else key
 
 
 def _passed_on(record: Record) -> bool:
@@ -341,6 +418,7 @@ def _settled(flight: Flight, record: Record, usage: Usage | None, *, client_gone
         duration_s=record.duration_s,
         client_gone=client_gone,
         finish=str(record.tail.get("finish", "")),
+        cost_usd=flight.cost,
     )
 
 

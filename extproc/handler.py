@@ -61,7 +61,7 @@ class Handler:
             request, wants = await self._reception.price(greeting, document)
             if request.bytes > WORTH_FREEING:
                 document = document and dialects.without_prompt(document)
-            async with self._flights.board(request) as flight:
+            async with self._flights.board(request, wants.names) as flight:
                 grant = await self._limiter.acquire(request, wants, exchange.hold)
                 departure = self._dispatch.depart(flight, wants, grant.upstream, greeting, document)
                 self._observe(Admitted(request, departure.order, flight.waited_s))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from extproc.allowances import Allowances
 from extproc.breakers import Breakers
 from extproc.core.affinity import Affinity
 from extproc.core.breaker import Signal, State
@@ -76,9 +77,11 @@ class Desk:
         self.affinity = Affinity()
         self.freed = 0
         self.learned: list[tuple[str, Usage]] = []
+        self.allowances = Allowances(POLICY, self.capacity, loop)
         self.flights = Flights(
             POLICY,
             self.capacity,
+            self.allowances,
             self.breakers,
             loop,
             self.pace,

@@ -71,6 +71,7 @@ class Settled:
 
     usage None: unknown, the estimate was kept. upstream is who served, empty when nobody did. status 0: no answer was
     sent. first_token_s: seconds from the upstream's first byte asked to the first body byte, None when unknown.
+    cost_usd: what it cost, attempts that were cut included; None when nobody knows a price.
     """
 
     request: Request
@@ -83,6 +84,7 @@ class Settled:
     duration_s: float | None = None
     client_gone: bool = False
     finish: str = ""
+    cost_usd: float | None = None
 
 
 @value

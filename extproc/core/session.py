@@ -18,7 +18,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import islice
 
-from extproc.core.capacity import Claim
+from extproc.core.budget import Budget
+from extproc.core.capacity import Claim, Store
 from extproc.core.identity import quoted
 from extproc.core.policy import SessionLimits
 
@@ -37,13 +38,13 @@ class Known:
     """One session that is remembered.
 
     heard: when it last called or was answered, on the clock. max_tokens, max_usd: what it may use in all, with what was
-    added to it; None is no limit. served: it was answered at least once. declared: its counters are counted. pins:
-    how many of its calls have open books.
+    added to it; None is no limit. served: it was answered at least once. declared: its counters are counted. pins: how
+    many of its calls have open books.
     """
 
     tenant: str
     id: str
-    idle_s: float
+    limits: SessionLimits
     heard: float
     max_tokens: float | None = None
     max_usd: float | None = None
@@ -67,18 +68,32 @@ class Known:
         tokens = () if self.max_tokens is None else (self.tokens_key,)
         return tokens if self.max_usd is None else (*tokens, self.usd_key)
 
-    def claims(self, tokens: float, usd: float) -> list[Claim]:
-        """What a call takes of it that may use so much. Nothing is asked for that costs nothing."""
+    def claims(self, tokens: float, usd: float | None) -> list[Claim]:
+        """What a call takes of it that may use so much; usd None: it costs nothing, whatever it uses."""
         found = []
-        if tokens and self.max_tokens is not None:
+        if self.max_tokens is not None:
             found.append(Claim(self.tokens_key, tokens))
-        if usd and self.max_usd is not None:
+        if usd is not None and self.max_usd is not None:
             found.append(Claim(self.usd_key, usd))
         return found
 
+    def counters(self, now: float) -> Store:
+        """What counts it, as long as nothing was used."""
+        shadow, found = self.limits.shadow, Store()
+        if self.max_tokens is not None:
+            found[self.tokens_key] = Budget(self.max_tokens, at=now, shadow="max_tokens" in shadow)
+        if self.max_usd is not None:
+            found[self.usd_key] = Budget(self.max_usd, at=now, shadow="max_usd" in shadow)
+        return found
+
+    def ended(self, now: float) -> None:
+        """The books of one of its calls are closed."""
+        self.pins -= 1
+        self.heard = now
+
     def silent(self, now: float) -> bool:
         """Whether it has been silent for so long that it is forgotten."""
-        return not self.pins and now - self.heard > self.idle_s
+        return not self.pins and now - self.heard > self.limits.idle_s
 
 
 class Sessions:
@@ -117,7 +132,7 @@ class Sessions:
             self._of.move_to_end(tenant)
             return known, []
         gone = self._make_room(tenant) if known is None else [self._drop(known)]
-        known = Known(tenant, session_id, limits.idle_s, now, limits.max_tokens, limits.max_usd)
+        known = Known(tenant, session_id, limits, now, limits.max_tokens, limits.max_usd)
         self._of.setdefault(tenant, OrderedDict())[session_id] = known
         self._of.move_to_end(tenant)
         self._count += 1

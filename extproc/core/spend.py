@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from extproc.core.policy import Prices, Upstream
 from extproc.core.request import Size, Usage
 
-__all__ = ["cost", "dearest", "prices_of", "rates_of"]
+__all__ = ["cost", "dearest", "is_free", "prices_of", "rates_of"]
 
 MILLION = 1_000_000
 
@@ -56,3 +56,8 @@ def cost(prices: Prices, size: Size, usage: Usage | None = None) -> float:
 def dearest(rates: Mapping[str, Prices], size: Size) -> float:
     """Dollars that `size` tokens cost at most, wherever of `rates` they are used; 0 where no price is known."""
     return max([cost(prices, size) for prices in rates.values()], default=0.0)
+
+
+def is_free(prices: Prices) -> bool:
+    """Whether nothing costs anything at these prices."""
+    return not (prices.input or prices.output or prices.cached or prices.cache_write or prices.reasoning)

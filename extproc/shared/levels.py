@@ -1,4 +1,4 @@
-"""Bucket levels kept over a restart, in one small JSON file.
+"""Bucket levels, and what was used of budgets, kept over a restart in one small JSON file.
 
 Without it a new process would have to start every bucket empty, or risk sending a second burst on top of the one its
 predecessor just sent. Levels are stored with wall-clock time and refilled for the time since, never beyond capacity.
@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from extproc.core.bucket import TokenBucket
+from extproc.core.budget import Budget
 from extproc.core.capacity import Store
 
 __all__ = ["load", "save"]
 
 
 def load(path: Path, now: float) -> Mapping[str, tuple[float, float]]:
-    """Per key the level it had and how many seconds ago; `now` in epoch seconds."""
+    """Per key the level it had, or what was used of it, and how many seconds ago; `now` in epoch seconds."""
     try:
         raw = json.loads(path.read_text("utf-8"))
         age = now - float(raw["at"])
@@ -34,6 +35,7 @@ def load(path: Path, now: float) -> Mapping[str, tuple[float, float]]:
 def save(path: Path, store: Store, *, now: float, clock_now: float) -> None:
     """Write all levels, whole or not at all. `now` in epoch seconds, `clock_now` on the buckets' clock."""
     levels = {key: c.level_at(clock_now) for key, c in store.items() if isinstance(c, TokenBucket)}
+    levels |= {key: c.used_at(clock_now) for key, c in store.items() if isinstance(c, Budget)}
     draft = path.with_name(f"{path.name}.new")
     draft.write_text(json.dumps({"at": now, "levels": levels}), "utf-8")
     draft.replace(path)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.core.budget import Budget
 from extproc.core.capacity import Claim
 from extproc.core.policy import SessionLimits
 from extproc.core.session import DROP, LOOK, Known, Sessions
@@ -34,7 +36,7 @@ def test_a_session_belongs_to_its_tenant() -> None:
 @given(st.text(), st.text(), st.text(), st.text())
 def test_no_two_sessions_share_a_counter(tenant: str, session: str, other_tenant: str, other: str) -> None:
     """Whatever slashes their names hold."""
-    one, two = (Known(t, s, 1.0, 0.0, 1, 1.0) for t, s in ((tenant, session), (other_tenant, other)))
+    one, two = (Known(t, s, LIMITS, 0.0, 1, 1.0) for t, s in ((tenant, session), (other_tenant, other)))
     same = (tenant, session) == (other_tenant, other)
     assert (one.tokens_key == two.tokens_key) == (one.usd_key == two.usd_key) == same
     assert all(key.count("/") == 3 for key in one.keys)
@@ -51,11 +53,27 @@ def test_no_two_sessions_share_a_counter(tenant: str, session: str, other_tenant
 def test_only_what_is_limited_is_counted(
     most: tuple[int | None, float | None], keys: tuple[str, ...], claims: list[Claim]
 ) -> None:
-    """A session without limits has no counters, and a call takes nothing of what it does not use."""
-    known = Known("a", "s", 1.0, 0.0, *most)
-    assert known.keys == keys
+    """A session without limits has no counters. A call whose cost nobody knows yet still needs a budget that is left;
+    one that is free needs none.
+    """
+    known = Known("a", "s", LIMITS, 0.0, *most)
+    assert known.keys == tuple(known.counters(0.0)) == keys
     assert known.claims(100.0, 0.5) == claims
-    assert known.claims(0.0, 0.0) == []
+    assert [claim.amount for claim in known.claims(0.0, 0.0)] == [0.0] * len(claims)
+    assert not any(claim.key.endswith("usd") for claim in known.claims(100.0, None))
+
+
+def test_a_sessions_counters_are_budgets_for_good() -> None:
+    """Nothing of them comes back by itself; those in shadow mode only count."""
+    for shadow in ((), ("max_tokens",), ("max_usd",)):
+        limits = SessionLimits(max_tokens=1000, max_usd=2.0, shadow=frozenset(shadow))
+        known, _ = Sessions(1).hear("a", "s", limits, 5.0)
+        counters = known.counters(5.0)
+        assert counters == {
+            "session/a/s/tokens": Budget(1000, at=5.0, shadow="max_tokens" in shadow),
+            "session/a/s/usd": Budget(2.0, at=5.0, shadow="max_usd" in shadow),
+        }
+        assert {counter.wait_for(5000.0, 1e9) for counter in counters.values()} == {inf}
 
 
 def test_a_session_is_fresh_until_it_was_served() -> None:
@@ -90,8 +108,9 @@ def test_a_session_under_way_is_not_silent() -> None:
     known.pins += 1
     assert sessions.find("a", "s", 1000.0) is known
     assert sessions.forget_silent(1000.0) == []
-    known.pins -= 1
-    assert sessions.forget_silent(1000.0) == [known]
+    known.ended(1000.0)
+    assert sessions.forget_silent(1060.0) == []
+    assert sessions.forget_silent(1060.1) == [known]
     assert len(sessions) == 0
 
 
@@ -193,8 +212,7 @@ def test_whatever_is_called_the_books_of_sessions_agree(limit: int, history: lis
             gone = []
             if open_calls[tenant, name]:
                 open_calls[tenant, name] -= 1
-                alive[tenant, name].pins -= 1
-                alive[tenant, name].heard = now
+                alive[tenant, name].ended(now)
         else:
             known, gone = sessions.hear(tenant, name, LIMITS, now)
             assert all(each is not known for each in gone)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from extproc.core.policy import Prices, Upstream
 from extproc.core.request import Dialect, Size, Usage
-from extproc.core.spend import cost, dearest, prices_of, rates_of
+from extproc.core.spend import cost, dearest, is_free, prices_of, rates_of
 
 PRICES = Prices(input=3.0, output=15.0, cached=0.3, cache_write=3.75, reasoning=20.0)
 PLAIN = Prices(input=3.0, output=15.0)
@@ -78,6 +78,13 @@ def test_before_it_ran_the_dearest_of_its_upstreams_counts() -> None:
     assert dearest(rates, Size(1000, 10)) == pytest.approx(0.01 + 0.00001)
     assert dearest(rates, Size(10, 1000)) == pytest.approx(0.1 + 0.00001)
     assert dearest({}, Size(10, 1000)) == 0
+
+
+def test_free_is_what_costs_nothing_in_any_case() -> None:
+    """A model whose cache reads alone are free is not."""
+    assert is_free(Prices(0.0, 0.0))
+    assert is_free(Prices(0.0, 0.0, 0.0, 0.0, 0.0))
+    assert not any(is_free(Prices(*(float(i == at) for i in range(5)))) for at in range(5))
 
 
 tokens = st.integers(0, 10**7)

@@ -1,0 +1,250 @@
+"""What a request takes of its caller's own: its tenant's allowance and its session's, counted in capacity.
+
+Counters of unlisted tenants and of sessions come into being with their first request, and are forgotten when there are
+too many (core.quota, core.session). Where counting suspends, declaring and forgetting keep the order in which they were
+decided, so that a counter that is declared anew is never forgotten by an earlier word; and whose books are open is not
+forgotten, so that what comes back finds the counter that it was taken from.
+
+Deliberately not here: what comes back, and when (core.flight); what is told to who is refused (flights).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from extproc.core import spend
+from extproc.core.budget import Budget
+from extproc.core.capacity import Change, Claim, Declare, Forget, Seats, Store, Tuning
+from extproc.core.policy import Policy, Prices, SessionLimits, Tenant
+from extproc.core.quota import Account, Accounts, account_of, begins_anew, rests
+from extproc.core.request import Endpoint, Request
+from extproc.core.session import Known, Sessions
+from extproc.core.value import value
+from extproc.ports import Capacity, Clock
+
+__all__ = ["NOTHING", "Allowance", "Allowances"]
+
+MOST_TENANTS = 50_000
+"""So many tenants that nobody listed are counted at once."""
+
+
+@value
+class Allowance:
+    """What one request takes of its tenant and session, all or nothing, and when (on the clock).
+
+    rules: its tenant's. first: what has to be declared or forgotten before. pins: whose counters stay until `close`.
+    """
+
+    rules: Tenant
+    claims: tuple[Claim, ...] = ()
+    first: tuple[Tuning, ...] = ()
+    pins: tuple[Account | Known, ...] = ()
+    at: float = 0.0
+
+
+NOTHING = Allowance(Tenant("", (), ""))
+"""What a request takes where nothing is limited."""
+
+
+class Allowances:
+    """See the head of this file. Call `sweep` about once a second.
+
+    forgotten_in_use: unlisted tenants that had to be forgotten with what they had used.
+    """
+
+    def __init__(
+        self, policy: Policy, capacity: Capacity, clock: Clock, *, epoch_offset: float = 0.0, most: int = MOST_TENANTS
+    ) -> None:
+        """epoch_offset: seconds from the clock to the calendar's time; most: unlisted tenants counted at once."""
+        self.sessions = Sessions(policy.sessions.limit)
+        self.forgotten_in_use = 0
+        self._policy = policy
+        self._capacity = capacity
+        self._clock = clock
+        self._epoch_offset = epoch_offset
+        self._listed = {name: account_of(tenant, declared=True) for name, tenant in policy.tenants.items()}
+        self._others = None if policy.any_tenant is None else Accounts(policy.any_tenant, most)
+        self._tuning: asyncio.Future[None] | None = None
+
+    @property
+    def unlisted(self) -> int:
+        """How many tenants are counted that nobody listed."""
+        return 0 if self._others is None else len(self._others)
+
+    def listed(self) -> Store:
+        """The counters of listed tenants, as long as nothing was used."""
+        now, found = self._clock.time(), Store()
+        for account in self._listed.values():
+            found |= account.counters(now, self._epoch_offset)
+        return found
+
+    def of(self, request: Request, rates: Mapping[str, Prices]) -> Allowance:
+        """What `request` takes. rates: prices of the upstreams that may serve it. To be closed once in the end."""
+        first: list[Tuning] = []
+        pins: list[Account | Known] = []
+        account = self._listed.get(request.tenant)
+        if account is None:
+            account = self._unlisted(request.tenant, first)
+            pins.append(account)
+        limits = self._limits(account.rules)
+        counted = _limited(limits) and (limits.derived or not request.session.derived)
+        if not counted and not account.keys:
+            return NOTHING
+        tokens, usd = float(request.size.total), _reserved_usd(request, rates)
+        claims = account.claims(tokens, usd)
+        if counted:
+            known = self._heard(request, limits, first)
+            claims += known.claims(tokens, usd)
+            pins.append(known)
+        for pin in pins:
+            pin.pins += 1
+            if not pin.declared:
+                first += self._declarations(pin)
+        return Allowance(account.rules, tuple(claims), tuple(first), tuple(pins), self._clock.time())
+
+    async def prepare(self, allowance: Allowance) -> None:
+        """Have counted what it takes of. To be seen through, also by who is cancelled meanwhile."""
+        if allowance.first:
+            await self._tune(allowance.first)
+            for pin in allowance.pins:
+                pin.declared = True
+
+    def pin(self, allowance: Allowance) -> None:
+        """Keep its counters for one more `close`."""
+        for pin in allowance.pins:
+            pin.pins += 1
+
+    def close(self, allowance: Allowance) -> None:
+        """Its books are closed, or nothing was taken."""
+        now = self._clock.time()
+        for pin in allowance.pins:
+            pin.ended(now)
+
+    def due(self, changes: Sequence[Change], allowance: Allowance) -> Sequence[Change]:
+        """`changes` without what a budget whose period is over would give back: the new one was never charged it."""
+        now = self._clock.time()
+        stale = [c for c in changes if c.amount > 0 and begins_anew(c.key, allowance.at, now, self._epoch_offset)]
+        return [change for change in changes if change not in stale] if stale else changes
+
+    async def served(self, request: Request) -> None:
+        """Its session was answered, so it is fresh no more. Derived sessions are remembered only where they count."""
+        rules = self._policy.tenants.get(request.tenant) or self._policy.any_tenant
+        if rules is None or (request.session.derived and not self._limits(rules).derived):
+            return
+        first: list[Tuning] = []
+        self._heard(request, self._limits(rules), first).served = True
+        if first:
+            await self._tune(first)
+
+    async def sweep(self) -> None:
+        """Forget sessions that have been silent for too long, a few at a time."""
+        forgets = [Forget(key) for known in self.sessions.forget_silent(self._clock.time()) for key in known.keys]
+        if forgets:
+            await self._tune(forgets)
+
+    def look(self, tenant: str, session_id: str) -> dict[str, Any] | None:
+        """A session as plain data: what it used of what it may, in tokens and dollars. None when it is not known."""
+        now = self._clock.time()
+        known = self.sessions.find(tenant, session_id, now)
+        return None if known is None else self._described(known, now)
+
+    async def add(self, tenant: str, session_id: str, tokens: int, usd: float) -> dict[str, Any] | None:
+        """Let a session use so much more from now on, also when it is spent; then as `look`.
+
+        ValueError when it has no such limit, so that there is nothing to raise.
+        """
+        now = self._clock.time()
+        known = self.sessions.find(tenant, session_id, now)
+        if known is None:
+            return None
+        if tokens and known.max_tokens is None:
+            raise ValueError("this session has no limit on its tokens")
+        if usd and known.max_usd is None:
+            raise ValueError("this session has no limit on its dollars")
+        known.heard = now
+        raised: list[Tuning] = []
+        if known.max_tokens is not None:
+            known.max_tokens += tokens
+            raised.append(Seats(known.tokens_key, known.max_tokens))
+        if known.max_usd is not None:
+            known.max_usd += usd
+            raised.append(Seats(known.usd_key, known.max_usd))
+        await self._tune(raised)
+        return self._described(known, now)
+
+    def _unlisted(self, name: str, first: list[Tuning]) -> Account:
+        assert self._others is not None  # noqa: S101 - identity lets no other tenant pass
+        account, gone = self._others.hear(name, self._resting)
+        for each in gone:
+            self.forgotten_in_use += not self._resting(each)
+            first += map(Forget, each.keys)
+        return account
+
+    def _resting(self, account: Account) -> bool:
+        levels, now = self._capacity.levels(), self._clock.time()
+        return all(rests(levels.get(key), now) for key in account.keys)
+
+    def _limits(self, rules: Tenant) -> SessionLimits:
+        return rules.sessions or self._policy.sessions
+
+    def _heard(self, request: Request, limits: SessionLimits, first: list[Tuning]) -> Known:
+        known, gone = self.sessions.hear(request.tenant, request.session.id, limits, self._clock.time())
+        first += [Forget(key) for each in gone for key in each.keys]
+        return known
+
+    def _declarations(self, pin: Account | Known) -> list[Tuning]:
+        now = self._clock.time()
+        found = pin.counters(now) if isinstance(pin, Known) else pin.counters(now, self._epoch_offset)
+        return [Declare(key, counter) for key, counter in found.items()]
+
+    async def _tune(self, tunings: Sequence[Tuning]) -> None:
+        if self._capacity.immediate:
+            await self._capacity.tune(tunings)
+            return
+        self._tuning = asyncio.ensure_future(self._tune_after(self._tuning, tunings))
+        await asyncio.shield(self._tuning)
+
+    async def _tune_after(self, former: asyncio.Future[None] | None, tunings: Sequence[Tuning]) -> None:
+        if former is not None:
+            await asyncio.wait([former])
+        await self._capacity.tune(tunings)
+
+    def _described(self, known: Known, now: float) -> dict[str, Any]:
+        levels = self._capacity.levels()
+
+        def budget(key: str, limit: float | None) -> dict[str, float] | None:
+            if limit is None:
+                return None
+            counter = levels.get(key)
+            used = round(counter.used_at(now), 9) if isinstance(counter, Budget) else 0.0
+            return {"limit": limit, "used": used, "left": max(0.0, round(limit - used, 9))}
+
+        return {
+            "tenant": known.tenant,
+            "session": known.id,
+            "served": known.served,
+            "running": known.pins,
+            "silent_s": round(max(0.0, now - known.heard), 3),
+            "tokens": budget(known.tokens_key, known.max_tokens),
+            "usd": budget(known.usd_key, known.max_usd),
+        }
+
+
+def _reserved_usd(request: Request, rates: Mapping[str, Prices]) -> float | None:
+    """Dollars to reserve; None where it costs nothing: free or unpriced models, and counting tokens.
+
+    What an endpoint costs whose requests cannot be read is only known afterwards, so it needs a budget that is left.
+    """
+    if not rates or request.endpoint is Endpoint.COUNT_TOKENS:
+        return None
+    usd = spend.dearest(rates, request.size)
+    if usd > 0:
+        return usd
+    priced = request.endpoint is Endpoint.OTHER and not all(map(spend.is_free, rates.values()))
+    return 0.0 if priced else None
+
+
+def _limited(limits: SessionLimits) -> bool:
+    return limits.max_tokens is not None or limits.max_usd is not None
