@@ -32,9 +32,6 @@ from extproc.core.shares import EPSILON, PLAIN, Standing, Terms
 
 __all__ = ["EPSILON", "Slots", "TokenBucket"]
 
-SEEN_S = 60.0
-"""Slots are kept free for better lanes that were seen within this time."""
-
 
 @dataclass(slots=True)
 class TokenBucket:
@@ -55,7 +52,10 @@ class TokenBucket:
 
     def level_at(self, now: float) -> float:
         """Units in the bucket at `now`; negative is debt. A clock that went back refills nothing."""
-        return min(self.capacity, self.level + self.rate * max(0.0, now - self.at))
+        level = self.level
+        if now > self.at:
+            level += self.rate * (now - self.at)
+        return level if level < self.capacity else self.capacity  # noqa: FURB136 - asked thrice per request
 
     def wait_for(self, amount: float, now: float, terms: Terms = PLAIN) -> float:
         """Seconds until `amount` can be taken on these terms: 0 when now, infinite when it never refills.
@@ -66,7 +66,7 @@ class TokenBucket:
             wait = self._wait_beside(amount, now, terms)
         else:
             missing = min(amount, self.capacity) - self.level_at(now)
-            wait = 0.0 if missing <= EPSILON else missing / self.rate if self.rate > 0 else inf
+            wait = 0.0 if missing <= EPSILON else self._time(missing, self.rate)
         return wait if self.closed_until <= now else max(wait, self.closed_until - now)
 
     def due_in(self, amount: float, now: float, terms: Terms) -> float:
@@ -97,14 +97,10 @@ class TokenBucket:
         """Units that lanes which wait are owed."""
         return {name: self._owed_at(standing, now) for name, standing in self.lanes.items() if standing.waits(now)}
 
-    def take(self, amount: float, now: float, terms: Terms = PLAIN) -> None:
-        """Take `amount`, whether it is there or not."""
+    def take(self, amount: float, now: float, terms: Terms = PLAIN, *, passing: bool = False) -> None:
+        """Take `amount`, whether it is there or not. passing: others who come first could not get theirs."""
         if self.lanes:
-            self._settle(now)
-            if standing := self.lanes.get(terms.lane):
-                owed_out = self._beyond(amount, now, terms) > EPSILON  # not its turn: paid from what it is owed
-                least = self.capacity - amount if owed_out else 0.0
-                standing.owed = min(standing.owed, max(standing.owed - amount, min(0.0, least)))
+            self._pay(amount, now, terms, passing=passing)
         self.change(-amount, now)
         if terms.smooth:
             self.paced[terms.lane] = amount
@@ -114,9 +110,10 @@ class TokenBucket:
         if self.lanes or self.paced:
             self._settle(now)
         self.level = min(self.capacity, self.level_at(now) + amount)
+        if now > self.at:  # noqa: PLR1730 - as above
+            self.at = now
         if self.shadow:
             self.level = max(self.level, -self.capacity)
-        self.at = max(self.at, now)
 
     def refused(self, amount: float, now: float, terms: Terms, *, short: bool) -> None:
         """The first waiter of a lane was refused `amount`; `short` when for want of this bucket."""
@@ -149,6 +146,15 @@ class TokenBucket:
         if terms.smooth:
             wait = max(wait, self._paced_s(now, terms))
         return min(wait, self.due_in(amount, now, terms)) if wait > 0 and terms.share else wait
+
+    def _pay(self, amount: float, now: float, terms: Terms, *, passing: bool) -> None:
+        """Lower what the lane is owed: below nothing only when it went first with more than a bucket holds."""
+        self._settle(now)
+        standing = self.lanes.get(terms.lane)
+        if standing is not None:
+            early = passing or self._beyond(amount, now, terms) > EPSILON
+            least = min(0.0, self.capacity - amount) if early else 0.0
+            standing.owed = min(standing.owed, max(standing.owed - amount, least))
 
     def _beyond(self, amount: float, now: float, terms: Terms) -> float:
         """Units that lack for `amount` in the ordinary course, where everybody leaves what others are owed."""
@@ -259,8 +265,6 @@ class Slots:
 
     def _kept(self, terms: Terms, now: float) -> float:
         """Places that stay free for better lanes that may come any moment; never all there are."""
-        if not terms.keep_free or isinf(self.limit):
-            return 0.0
-        if all(rank >= terms.rank or now - at > SEEN_S for rank, at in self.seen.items()):
+        if not terms.keep_free or isinf(self.limit) or not shares.better_seen(self.seen, terms.rank, now):
             return 0.0
         return max(0.0, min(ceil(terms.keep_free * self.limit - EPSILON), self.limit - 1))

@@ -178,20 +178,29 @@ def _tune_one(counter: Counter, tuning: Resize | Level | Pause | Seats | Gauge, 
 
 
 def _answer_one(store: Store, ask: Ask, closed: Closed, now: float) -> Answer:
-    retry_after = inf
+    terms, retry_after = ask.terms, inf
     short: list[str] = []
     for option in ask.options:
-        lacking, shadowed, wait = _lacking(store, option, ask.terms, closed, now)
+        lacking, shadowed, wait = _lacking(store, option, terms, closed, now)
         if not lacking:
-            for claim in option.claims:
-                if counter := store.get(claim.key):
-                    counter.take(claim.amount, now, ask.terms)
+            _take(store, option, terms, closed, now)
             return Answer(option, shadowed=shadowed)
         short += lacking
         retry_after = min(retry_after, wait)
     if short:
         _refuse(store, ask, short, closed, now)
-    return Answer(None, min(retry_after, RENEW_S) if ask.terms.share else retry_after, tuple(short))
+    return Answer(None, min(retry_after, RENEW_S) if terms.share else retry_after, tuple(short))
+
+
+def _take(store: Store, option: Option, terms: Terms, closed: Closed, now: float) -> None:
+    for claim in option.claims:
+        counter = store.get(claim.key)
+        if counter is None:
+            continue
+        if closed and isinstance(counter, TokenBucket):
+            counter.take(claim.amount, now, terms, passing=claim.key in closed)
+        else:
+            counter.take(claim.amount, now, terms)
 
 
 def _lacking(

@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from extproc.core.value import value
 
 __all__ = [
-    "EPSILON", "LAPSE_S", "PLAIN", "RENEW_S", "Standing", "Terms", "charge", "held_back", "is_due", "owed", "register",
+    "EPSILON", "LAPSE_S", "PLAIN", "RENEW_S", "Standing", "Terms", "better_seen", "charge", "held_back",
+    "is_due", "owed", "register",
 ]  # fmt: skip
 
 EPSILON = 1e-3
 """Units that are never worth a wait: amounts stay floats."""
 LAPSE_S = 2.0
 """A lane that was not refused anything for so long does not wait any more."""
+SEEN_S = 60.0
+"""Where things are held, capacity is kept free for better lanes that were seen within this time."""
 RENEW_S = 1.0
 """A waiting lane with a share should ask again at least this often, or it counts as gone."""
 
@@ -82,12 +85,16 @@ def register(standings: dict[str, Standing], terms: Terms, need: float, now: flo
 
 
 def charge(standings: dict[str, Standing], lane: str, amount: float, now: float) -> None:
-    """`amount` was granted to `lane`: who waits is owed its share; the lane pays from what it is owed."""
+    """`amount` was granted to `lane`: who waits is owed its share; the lane pays from what it is owed.
+
+    Who is due and still waits, for something else or behind another that is due, is owed two turns and no more.
+    """
     for name, standing in list(standings.items()):
         if not standing.waits(now):
             del standings[name]
             continue
-        standing.owed = min(standing.owed, standing.need) + standing.share * amount
+        grown = min(standing.owed, 2.0 * standing.need) + standing.share * amount
+        standing.owed = max(standing.owed, grown)
         if name == lane:
             standing.owed = max(0.0, standing.owed - amount)
 
@@ -105,6 +112,11 @@ def held_back(standings: dict[str, Standing], lane: str, now: float) -> float:
         for name, standing in standings.items()
         if name != lane and standing.short and standing.waits(now) and standing.covers(standing.need)
     )
+
+
+def better_seen(seen: dict[int, float], rank: int, now: float) -> bool:
+    """Whether a lane better than `rank` asked lately; `seen` tells when lanes did, by rank."""
+    return any(other < rank and now - at <= SEEN_S for other, at in seen.items())
 
 
 def owed(standings: dict[str, Standing], now: float) -> dict[str, float]:

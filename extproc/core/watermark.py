@@ -21,7 +21,7 @@ Deliberately not here: reading metrics, and how the pool chooses an instance.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf
+from math import floor, inf
 
 from extproc.core import shares
 from extproc.core.policy import KvRules
@@ -66,7 +66,7 @@ class Watermark:
     recent: time and tokens of admissions that the reading may not show; since, largest: their sum and the largest of
     them. held_then: requests held when the reading came. trickle_at: when the next may go without a reading. shut: the
     marks that were reached. shadow: it never refuses. closed_until: nothing is taken before. lanes: what waiting lanes
-    are owed, in tokens.
+    are owed, in tokens. seen: by rank, when a lane of it last asked.
     """
 
     rules: KvRules
@@ -83,6 +83,7 @@ class Watermark:
     recent: list[tuple[float, float]] = field(default_factory=list)
     shut: set[tuple[float, float]] = field(default_factory=set)
     lanes: dict[str, Standing] = field(default_factory=dict, compare=False)
+    seen: dict[int, float] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         """The rules may say that it only counts."""
@@ -96,7 +97,8 @@ class Watermark:
         if fresh_s <= 0:
             wait = self._trickle_s(amount, left, now)
         else:
-            wait = 0.0 if self._open(amount, left, terms, due=due) else fresh_s
+            kept = 0.0 if due else self._kept(terms, now)
+            wait = 0.0 if self._open(amount, left, kept, terms, due=due) else fresh_s
         return wait if self.closed_until <= now else max(wait, self.closed_until - now)
 
     def due_in(self, amount: float, now: float, terms: Terms) -> float:
@@ -112,7 +114,7 @@ class Watermark:
         if size is None:
             return inf if max(0.0, self.closed_until - now) >= self.wait_for(0.0, now, terms) else 0.0
         marks = self._marks(terms.lane)
-        free = (marks[0] - self.fill(now)) * size * self._instances()
+        free = (marks[0] - self._kept(terms, now) - self.fill(now)) * size * self._instances()
         return min(free, 0.0) if marks in self.shut and self.fresh(now) else free
 
     def fresh(self, now: float) -> bool:
@@ -140,14 +142,16 @@ class Watermark:
     def take(self, amount: float, now: float, terms: Terms = PLAIN) -> None:
         """Hold `amount` tokens, whether there is room or not."""
         self._hold(amount, now)
+        if terms.lane:
+            self.seen[terms.rank] = now
         if self.lanes:
             shares.charge(self.lanes, terms.lane, amount, now)
 
     def change(self, amount: float, now: float) -> None:
         """Release `amount`, all that one request held, or hold it when negative. What nobody held is not released."""
-        if amount < 0:
+        if amount <= 0:
             self._hold(-amount, now)
-        elif amount > 0:
+        else:
             self.held = max(0, self.held - 1)
             self.booked = max(0.0, self.booked - amount) if self.held else 0.0
             self._mark()
@@ -162,6 +166,7 @@ class Watermark:
 
     def refused(self, amount: float, now: float, terms: Terms, *, short: bool) -> None:
         """The first waiter of a lane was refused `amount`; `short` when for want of cache."""
+        self.seen[terms.rank] = now
         if terms.share > 0:
             shares.register(self.lanes, terms, amount, now, short=short)
 
@@ -169,8 +174,8 @@ class Watermark:
         """Who did not fit closes it to those behind."""
         return True
 
-    def _open(self, amount: float, left: float, terms: Terms, *, due: bool) -> bool:
-        """Whether the reading lets `amount` go, when `left` is to be left to others."""
+    def _open(self, amount: float, left: float, kept: float, terms: Terms, *, due: bool) -> bool:
+        """Whether the reading lets `amount` go, when `left` tokens and a share `kept` are to be left to others."""
         if not self.held and self.reading.running <= 0 and not left:
             return True
         if self.reading.preemptions > 0 and terms.rank > 0:
@@ -180,9 +185,16 @@ class Watermark:
             return False
         size = self.size()
         if size is None:
-            return len(self.recent) + (left > 0) < FEW * self._instances()
-        most = marks[1] * size  # one that alone is more goes when there is next to nothing else
-        return self._seen(min(amount, most) + min(left, most)) <= marks[0] + EPSILON / size
+            few = FEW * self._instances()
+            return len(self.recent) + (left > 0) < few - floor(kept * few)
+        most = (marks[1] - kept) * size  # one that alone is more goes when there is next to nothing else
+        return self._seen(min(amount, most) + min(left, most)) + kept <= marks[0] + EPSILON / size
+
+    def _kept(self, terms: Terms, now: float) -> float:
+        """Share of the cache that stays free for better lanes; own marks of a lane say that already."""
+        if not terms.keep_free or terms.lane in self.rules.lanes:
+            return 0.0
+        return terms.keep_free * self.rules.low if shares.better_seen(self.seen, terms.rank, now) else 0.0
 
     def _trickle_s(self, amount: float, left: float, now: float) -> float:
         """Seconds until `amount` may go without a reading; infinite when something has to be released first."""
@@ -193,6 +205,8 @@ class Watermark:
         return max(self.trickle_at - now, self._gap_s() if left else 0.0, 0.0)
 
     def _hold(self, amount: float, now: float) -> None:
+        if amount <= 0:
+            return
         if not self.fresh(now):
             self.trickle_at = now + self._gap_s()
             self._recount(now - self.rules.stale_s)
