@@ -1,0 +1,82 @@
+"""What upstreams can take: requests per second of given sizes, the unit in which load is stated.
+
+An account takes what its tightest limit allows at the mean request. An engine's throughput depends on everything, so it
+is measured: the model is given a sample of the requests all at once, and whatever it finishes per second while others
+wait is what it can take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf
+from statistics import fmean
+
+from extproc.core.policy import Accounting
+from extproc.core.routing import route_of
+from extproc.settings import Settings, SettingsError
+from extproc.sim.account import AccountRules
+from extproc.sim.engine import Pool
+from extproc.sim.scenario import Scenario
+from extproc.sim.traffic import Job
+from extproc.sim.virtual import VirtualLoop, play
+from extproc.sim.work import Work
+
+__all__ = ["capacities"]
+
+SAMPLE = 1500
+
+
+def capacities(settings: Settings, scenario: Scenario, model: str, jobs: Sequence[Job]) -> dict[str, float]:
+    """Requests per second that each upstream of the model's chain can take, of the sizes of `jobs`.
+
+    SettingsError when nothing limits one.
+    """
+    sample = jobs[:: max(1, len(jobs) // SAMPLE)][:SAMPLE]
+    found = {}
+    for name in route_of(settings.policy(), model).chain:
+        engine = scenario.engine_of(settings, name)
+        if engine is None:
+            found[name] = min(_account_rps(scenario.account_rules(settings, name, model), sample))
+        else:
+            found[name] = _engine_rps(scenario, settings, name, sample)
+        if found[name] == inf:
+            raise SettingsError([f"upstreams.{name}: nothing limits it; say its limits in the scenario"])
+    return found
+
+
+def _account_rps(rules: AccountRules, jobs: Sequence[Job]) -> Iterator[float]:
+    """What each limit allows."""
+
+    def generated(job: Job) -> int:
+        return job.output if job.cap is None or rules.accounting is Accounting.ACTUAL else job.cap
+
+    prompt, output = fmean(job.prompt for job in jobs), fmean(map(generated, jobs))
+    each = {rules.tpm: prompt + output, rules.input_tpm: prompt, rules.output_tpm: output, rules.rpm: 1.0}
+    yield from (limit / 60.0 / size for limit, size in each.items() if limit is not None)
+    if rules.concurrency is not None:
+        hold_s = rules.first_token_s + prompt / rules.prompt_tokens_per_s
+        hold_s += fmean(job.output for job in jobs) / rules.output_tokens_per_s
+        yield rules.concurrency / hold_s
+    yield inf
+
+
+def _engine_rps(scenario: Scenario, settings: Settings, name: str, jobs: Sequence[Job]) -> float:
+    engine = scenario.engine_of(settings, name)
+    assert engine is not None  # noqa: S101 - asked for engines only
+    rules = scenario.engine_rules(settings, name, engine)
+
+    async def flood(loop: VirtualLoop) -> float:
+        pool = Pool(rules, engine.instances, loop)
+        works = [Work(job.number, job.prompt, job.output, job.cap, 0, loop) for job in jobs]
+        began = loop.time()
+        for work in works:
+            pool.begin(work)
+        ends = []
+        for work in works:
+            work.ended.add_done_callback(lambda _: ends.append(loop.time()))
+        for work in works:
+            await work.ended
+        steady = ends[: max(1, len(ends) * 9 // 10)]  # the last run with the line empty
+        return len(steady) / max(1e-9, steady[-1] - began)
+
+    return play(flood)
