@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from extproc.core.bucket import Slots, TokenBucket
+from extproc.core.budget import Budget
 from extproc.shared.levels import load, save
 
 
@@ -17,6 +18,18 @@ def test_what_is_saved_is_loaded_with_its_age(tmp_path: Path) -> None:
     store = {"a": TokenBucket(10, 100, 50, 5.0), "debt": TokenBucket(1, 100, -7, 7.0), "slots": Slots(3, 2.0)}
     save(path, store, now=1_000_000.0, clock_now=7.0)
     assert load(path, 1_000_060.0) == {"a": (70, 60), "debt": (-7, 60)}
+
+
+def test_what_was_used_of_a_budget_is_kept_too(tmp_path: Path) -> None:
+    """Of the period it was saved in; of one that was over by then nothing. Those of sessions are not kept."""
+    path = tmp_path / "levels.json"
+    store = {
+        "hour": Budget(10.0, 3600.0, used=4.5, at=3600.0),
+        "last": Budget(10.0, 3600.0, used=4.5, at=3599.0),
+        "session": Budget(10.0, used=4.5),
+    }
+    save(path, store, now=1_000_000.0, clock_now=3700.0)
+    assert load(path, 1_000_060.0) == {"hour": (4.5, 60), "last": (0, 60)}
 
 
 @pytest.mark.parametrize("name", ["levels.json", "levels.new", "levels", ".levels"])
