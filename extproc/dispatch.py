@@ -15,6 +15,7 @@ from extproc.core import routing
 from extproc.core.flight import Flight
 from extproc.core.policy import Policy
 from extproc.core.request import Request
+from extproc.core.shares import Terms
 from extproc.limiter import Wants
 from extproc.ports import Capacity, Clock, Departure
 from extproc.reception import Greeting
@@ -57,6 +58,10 @@ class Dispatch:
         self._allows = allows
         self._below = {lane.name: len(policy.lanes) - 1 - lane.rank for lane in policy.lanes.values()}
         """How many lanes rank below each."""
+        self._terms = {
+            lane.name: Terms(lane.name, lane.rank, lane.min_share, lane.keep_free) for lane in policy.lanes.values()
+        }
+        """On what terms a failover takes: as any request of its lane, but for a pace that it could not keep."""
 
     def depart(
         self, flight: Flight, wants: Wants, first: str, greeting: Greeting, document: dialects.Document | None
@@ -64,7 +69,10 @@ class Dispatch:
         """Let `flight` go to `first`, whose claims are taken and belong to it from here on."""
         request, now = flight.request, self._clock.time()
         flight.depart((first,), wants.prices, now)
-        flight.order = order = routing.order(first, wants.names, self._allows, lambda name: self._has_room(wants, name))
+        terms = self._terms[request.lane]
+        flight.order = order = routing.order(
+            first, wants.names, self._allows, lambda name: self._has_room(wants, name, terms)
+        )
         flight.accounting = {name: self._policy.upstreams[name].accounting for name in order}
         rewrite = self._rewrite(request, order, document)
         per_try_s, total_s = self._limits(request, len(order), now)
@@ -116,10 +124,10 @@ class Dispatch:
             return self._timing.first_token_s + request.size.input / self._timing.prompt_tokens_per_s
         return self._timing.answer_s
 
-    def _has_room(self, wants: Wants, name: str) -> bool:
+    def _has_room(self, wants: Wants, name: str, terms: Terms) -> bool:
         levels, now = self._capacity.levels(), self._clock.time()
         return all(
-            counter.shadow or counter.wait_for(claim.amount, now) <= 0
+            counter.shadow or counter.wait_for(claim.amount, now, terms) <= 0
             for claim in wants.prices[name]
             if (counter := levels.get(claim.key)) is not None
         )
