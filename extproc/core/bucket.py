@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf, isinf
 
 from extproc.core import shares
-from extproc.core.shares import EPSILON, PLAIN, Standing, Terms
+from extproc.core.shares import EPSILON, LAPSE_S, PLAIN, Standing, Terms
 
 __all__ = ["EPSILON", "Slots", "TokenBucket"]
 
@@ -60,7 +60,7 @@ class TokenBucket:
     def wait_for(self, amount: float, now: float, terms: Terms = PLAIN) -> float:
         """Seconds until `amount` can be taken on these terms: 0 when now, infinite when it never refills.
 
-        Where others are owed something it is a lower bound, because what they are owed may grow.
+        Where others are owed something it is a lower bound: what they are owed may grow, or lapse any moment.
         """
         if self.lanes or terms.keep_free or terms.smooth:
             wait = self._wait_beside(amount, now, terms)
@@ -143,6 +143,10 @@ class TokenBucket:
 
     def _wait_beside(self, amount: float, now: float, terms: Terms) -> float:
         wait = self._time(self._beyond(amount, now, terms), self.rate)
+        if wait > LAPSE_S and self.lanes:
+            keep = terms.keep_free * self.capacity
+            alone = self._time(min(amount, self.capacity - keep) + keep - self.level_at(now), self.rate)
+            wait = max(alone, LAPSE_S)
         if terms.smooth:
             wait = max(wait, self._paced_s(now, terms))
         return min(wait, self.due_in(amount, now, terms)) if wait > 0 and terms.share else wait
@@ -218,11 +222,16 @@ class Slots:
     seen: dict[int, float] = field(default_factory=dict, compare=False)
 
     def wait_for(self, amount: float, now: float, terms: Terms = PLAIN) -> float:
-        """0 when `amount` is free on these terms, else infinite: only a release can help. A pause has its time."""
-        free = self.free_at(now, terms) if self.lanes or terms.keep_free else self.limit - self.used
-        if free < amount - EPSILON:
+        """0 when `amount` is free on these terms, infinite when only a release can help.
+
+        Seconds when it is paused, or left to others who may not come.
+        """
+        if self.used + amount > self.limit + EPSILON:
             return inf
-        return 0.0 if self.closed_until <= now else self.closed_until - now
+        wait = 0.0
+        if (self.lanes or terms.keep_free) and self.free_at(now, terms) < amount - EPSILON:
+            wait = LAPSE_S
+        return wait if self.closed_until <= now else max(wait, self.closed_until - now)
 
     def due_in(self, amount: float, now: float, terms: Terms) -> float:
         """0 when `amount` is free and the lane's own, whatever others want; else infinite, or until a pause ends."""

@@ -116,7 +116,7 @@ def held_back(standings: dict[str, Standing], lane: str, now: float) -> float:
 
 def better_seen(seen: dict[int, float], rank: int, now: float) -> bool:
     """Whether a lane better than `rank` asked lately; `seen` tells when lanes did, by rank."""
-    return any(other < rank and now - at <= SEEN_S for other, at in seen.items())
+    return any(other < rank and now - at < SEEN_S for other, at in seen.items())
 
 
 def owed(standings: dict[str, Standing], now: float) -> dict[str, float]:

@@ -25,7 +25,7 @@ from math import floor, inf
 
 from extproc.core import shares
 from extproc.core.policy import KvRules
-from extproc.core.shares import EPSILON, PLAIN, Standing, Terms
+from extproc.core.shares import EPSILON, LAPSE_S, PLAIN, Standing, Terms
 from extproc.core.value import value
 
 __all__ = ["Reading", "Watermark", "recheck_s"]
@@ -98,7 +98,7 @@ class Watermark:
             wait = self._trickle_s(amount, left, now)
         else:
             kept = 0.0 if due else self._kept(terms, now)
-            wait = 0.0 if self._open(amount, left, kept, terms, due=due) else fresh_s
+            wait = 0.0 if self._open(amount, left, kept, terms, due=due) else min(fresh_s, LAPSE_S)
         return wait if self.closed_until <= now else max(wait, self.closed_until - now)
 
     def due_in(self, amount: float, now: float, terms: Terms) -> float:

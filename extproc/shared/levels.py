@@ -1,7 +1,10 @@
 """Bucket levels, and what was used of budgets, kept over a restart in one small JSON file.
 
 Without it a new process would have to start every bucket empty, or risk sending a second burst on top of the one its
-predecessor just sent. Levels are stored with wall-clock time and refilled for the time since, never beyond capacity.
+predecessor just sent. Levels are stored with wall-clock time and refilled for the time since, never beyond capacity;
+what was used of a budget counts until its period ends. Budgets without a period, those of sessions, are too many to be
+written every second and are not kept.
+
 A file that is missing, unreadable or from the future counts as no file: buckets start empty.
 """
 
@@ -14,7 +17,7 @@ from pathlib import Path
 
 from extproc.core.bucket import TokenBucket
 from extproc.core.budget import Budget
-from extproc.core.capacity import Store
+from extproc.core.capacity import Counter, Store
 
 __all__ = ["load", "save"]
 
@@ -33,9 +36,16 @@ def load(path: Path, now: float) -> Mapping[str, tuple[float, float]]:
 
 
 def save(path: Path, store: Store, *, now: float, clock_now: float) -> None:
-    """Write all levels, whole or not at all. `now` in epoch seconds, `clock_now` on the buckets' clock."""
-    levels = {key: c.level_at(clock_now) for key, c in store.items() if isinstance(c, TokenBucket)}
-    levels |= {key: c.used_at(clock_now) for key, c in store.items() if isinstance(c, Budget)}
+    """Write all levels, whole or not at all. `now` in epoch seconds, `clock_now` on the counters' clock."""
+    levels = {key: level for key, c in store.items() if (level := _level(c, clock_now)) is not None}
     draft = path.with_name(f"{path.name}.new")
     draft.write_text(json.dumps({"at": now, "levels": levels}), "utf-8")
     draft.replace(path)
+
+
+def _level(counter: Counter, now: float) -> float | None:
+    if isinstance(counter, TokenBucket):
+        return counter.level_at(now)
+    if isinstance(counter, Budget) and math.isfinite(counter.period_s):
+        return counter.used_at(now)
+    return None
