@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from extproc.core.request import Dialect
+from extproc.probes.inquiry import inquire
 from extproc.render.envoy import bootstrap, to_yaml
 from extproc.render.envoy import validate as validate_envoy
-from extproc.settings import Settings, SettingsError
+from extproc.settings import KvSettings, Settings, SettingsError
 
-__all__ = ["advice", "validate"]
+__all__ = ["advice", "ask", "validate"]
 
 
 def validate(settings: Settings) -> None:
@@ -28,11 +31,23 @@ def validate(settings: Settings) -> None:
     validate_envoy(to_yaml(bootstrap(settings)))
 
 
+def ask(settings: Settings) -> list[str]:
+    """Ask the engines that can be reached how they run; a line for each thing that is worth knowing.
+
+    SettingsError when one does not do what the settings count on.
+    """
+    findings = asyncio.run(inquire(settings.upstreams, {name: settings.model_of(name) for name in settings.upstreams}))
+    if wrong := [f"{finding.where}: {finding.what}" for finding in findings if finding.wrong]:
+        raise SettingsError(wrong)
+    return [f"note: {finding.where}: {finding.what}" for finding in findings]
+
+
 def advice(settings: Settings) -> Iterator[str]:
     """One line for each thing that works but may surprise."""
     yield from _dialects(settings)
     yield from _keys(settings)
     yield from _models(settings)
+    yield from _engines(settings)
     if not settings.service.state_file:
         yield "note: service.state_file: not set, buckets start empty after a restart"
 
@@ -60,6 +75,26 @@ def _models(settings: Settings) -> Iterator[str]:
         for model in tenant.models:
             if model not in served and not any("*" in one for one in (model, *served)):
                 yield f"note: tenants.{name}.models: no route serves {model!r}"
+
+
+def _engines(settings: Settings) -> Iterator[str]:
+    for name, upstream in settings.upstreams.items():
+        where = f"note: upstreams.{name}"
+        if upstream.provider in ("vllm", "sglang") and not (upstream.kv or upstream.concurrency):
+            yield f"{where}: an engine without kv or concurrency; nothing keeps its cache from overflowing"
+        if upstream.engine_priority and Dialect.ANTHROPIC in (upstream.dialects or upstream.engine.dialects):
+            yield f"{where}.engine_priority: engines read none from callers of the anthropic API"
+        if upstream.kv:
+            yield from _marks(f"{where}.kv", upstream.kv, list(settings.lanes))
+
+
+def _marks(where: str, kv: KvSettings, lanes: list[str]) -> Iterator[str]:
+    if kv.prometheus and not kv.tokens:
+        yield f"{where}.tokens: not set, and Prometheus does not tell; a few requests will go per reading"
+    marks = {lane: kv.lanes[lane].high if lane in kv.lanes else kv.high for lane in lanes}
+    for better, worse in pairwise(lanes):
+        if marks[worse] > marks[better]:
+            yield f"{where}.lanes: {worse} may fill the cache to {marks[worse]:g}, {better} only to {marks[better]:g}"
 
 
 def _readable(path: str) -> bool:

@@ -52,16 +52,22 @@ def serve(config: Config = None) -> None:
 
 @app.command()
 def check(
-    config: Config = None, *, show: Annotated[bool, typer.Option(help="Print every value in force.")] = False
+    config: Config = None,
+    *,
+    show: Annotated[bool, typer.Option(help="Print every value in force.")] = False,
+    ask: Annotated[bool, typer.Option(help="Ask inference engines that can be reached how they run.")] = True,
 ) -> None:
-    """Check the config, and that Envoy accepts what is rendered from it."""
+    """Check the config, that Envoy accepts what is rendered from it, and that engines do what it counts on."""
     from extproc.check import advice, validate  # noqa: PLC0415
+    from extproc.check import ask as ask_engines  # noqa: PLC0415
 
     settings = _settings(config)
     if show:
         typer.echo(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), nl=False)
     validate(settings)
     for line in advice(settings):
+        typer.echo(line, err=True)
+    for line in ask_engines(settings) if ask else ():
         typer.echo(line, err=True)
     typer.echo("ok", err=True)
 

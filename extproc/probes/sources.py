@@ -19,13 +19,18 @@ from extproc.ports import Clock
 from extproc.probes.exposition import Page, Sample, Unreadable, highest
 from extproc.settings import EngineMetrics, KvSettings, UpstreamSettings
 
-__all__ = ["Instances", "Prometheus", "Source"]
+__all__ = ["Instances", "Prometheus", "Source", "Unreachable"]
 
 RESOLVE_EVERY_S = 5.0
 TIMEOUT_MAX_S = 2.0
 PAGE_MAX_BYTES = 8 * 1024 * 1024
+OK, BROKEN = 200, 500
 IDENTITY = {"accept-encoding": "identity"}
 """On the same network nobody gains by packing a page and unpacking it again."""
+
+
+class Unreachable(Unreadable):
+    """Nobody answers there, at least not now; it says nothing about what would be answered."""
 
 
 class Source(Protocol):
@@ -41,7 +46,7 @@ class Source(Protocol):
 
 
 class Instances:
-    """The metrics pages of all addresses of an upstream's name."""
+    """The metrics pages of all addresses of an upstream's name, and whatever else they serve."""
 
     def __init__(
         self,
@@ -65,19 +70,27 @@ class Instances:
 
     async def ask(self, address: str) -> Sample:
         """See Source."""
+        status, page = await self.fetch(address, self._path)
+        if status != OK:
+            raise Unreadable(f"status {status}") if status < BROKEN else Unreachable(f"status {status}")
+        return self._page.read(page)
+
+    async def fetch(self, address: str, path: str, *, method: str = "GET", **more: Any) -> tuple[int, bytes]:
+        """Status and body of what one of them serves at `path`. Unreachable when it does not answer."""
         upstream = self._upstream
         place = f"[{address}]" if ":" in address else address
-        url = f"{'https' if upstream.tls else 'http'}://{place}:{upstream.port}{self._path}"
-        named = {"host": f"{upstream.host}:{upstream.port}"} if address != upstream.host else {}
-        more: dict[str, Any] = {"ssl": self._trusted(), "server_hostname": upstream.host} if upstream.tls else {}
-        return self._page.read(await self._web.get(url, {200}, headers={**IDENTITY, **named}, **more))
+        url = f"{'https' if upstream.tls else 'http'}://{place}:{upstream.port}{path}"
+        headers = {**IDENTITY, **({"host": f"{upstream.host}:{upstream.port}"} if address != upstream.host else {})}
+        if upstream.tls:
+            more |= {"ssl": self._trusted(), "server_hostname": upstream.host}
+        return await self._web.fetch(method, url, headers=headers, **more)
 
     def _trusted(self) -> ssl.SSLContext:
         if self._trust is None:
             try:
                 self._trust = ssl.create_default_context(cafile=self._upstream.ca_file)
             except OSError:
-                raise Unreadable(f"ca_file {self._upstream.ca_file} cannot be read here") from None
+                raise Unreachable(f"ca_file {self._upstream.ca_file} cannot be read here") from None
         return self._trust
 
 
@@ -96,36 +109,35 @@ class Prometheus:
 
     async def ask(self, address: str) -> Sample:
         """See Source."""
-        # A query that cannot be run is 400 or 422, with the reason in the body.
-        body = await self._web.get(address, {200, 400, 422}, headers=IDENTITY, params=self._query)
+        status, body = await self._web.fetch("GET", address, headers=IDENTITY, params=self._query)
+        if status not in (OK, 400, 422):  # a query that cannot be run, with the reason in the body
+            raise Unreachable(f"status {status}")
         return Sample(highest(body))
 
 
 class _Web:
-    """One GET, bounded in time and size."""
+    """One question, bounded in time and in the size of its answer."""
 
     def __init__(self, session: aiohttp.ClientSession, timeout_s: float) -> None:
         self._session = session
         self._timeout_s = timeout_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
-    async def get(self, url: str, statuses: Collection[int], *, headers: Mapping[str, str], **more: Any) -> bytes:
-        """The body of an answer with one of these statuses."""
+    async def fetch(self, method: str, url: str, *, headers: Mapping[str, str], **more: Any) -> tuple[int, bytes]:
+        """Status and body. Redirects are not followed."""
         try:
-            async with self._session.get(
-                url, headers=headers, timeout=self._timeout, allow_redirects=False, **more
+            async with self._session.request(
+                method, url, headers=headers, timeout=self._timeout, allow_redirects=False, **more
             ) as response:
-                if response.status not in statuses:
-                    raise Unreadable(f"status {response.status}")
-                return await _bounded(response)
+                return response.status, await _bounded(response)
         except TimeoutError:
-            raise Unreadable(f"no answer in {self._timeout_s:g} s") from None
+            raise Unreachable(f"no answer in {self._timeout_s:g} s") from None
         except aiohttp.ClientConnectorCertificateError:
-            raise Unreadable("its certificate is not trusted") from None
+            raise Unreachable("its certificate is not trusted") from None
         except aiohttp.ClientConnectorError:
-            raise Unreadable("connection failed") from None
+            raise Unreachable("connection failed") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise Unreadable(f"request failed: {type(error).__name__}") from None
+            raise Unreachable(f"request failed: {type(error).__name__}") from None
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

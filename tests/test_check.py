@@ -1,0 +1,267 @@
+"""`tidegate check` finds out whether engines do what the settings count on, and says exactly what to change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+
+from extproc.check import advice, ask
+from extproc.fakes import FakeSettings, Running, running
+from extproc.probes.inquiry import Finding, inquire
+from extproc.settings import Settings, SettingsError, UpstreamSettings, parse
+from tests.test_engines import VLLM_PAGE, resolve_to, serving, vector
+
+ON = "start it with --scheduling-policy priority"
+
+
+@asynccontextmanager
+async def fakes(*settings: dict[str, Any]) -> AsyncIterator[list[Running]]:
+    """Fake engines on addresses of this machine, all on the port of the first."""
+    async with AsyncExitStack() as stack:
+        found: list[Running] = []
+        for i, given in enumerate(settings):
+            port = int(found[0].url.rpartition(":")[2]) if found else 0
+            fake = FakeSettings(name=f"e{i}", port=port, host=f"127.0.0.{i + 1}", **given)
+            found.append(await stack.enter_async_context(running(fake)))
+        yield found
+
+
+async def findings(url: str, provider: str = "vllm", **upstream: Any) -> list[Finding]:
+    """What is found about one engine."""
+    settings = UpstreamSettings.model_validate({"provider": provider, "url": url, "concurrency": 9, **upstream})
+    return await inquire({"e": settings}, {"e": "m"})
+
+
+async def asked(fake: dict[str, Any], provider: str = "vllm", **upstream: Any) -> list[tuple[str, bool]]:
+    """The same of a fake engine with these settings: what is said, and whether it is wrong."""
+    async with fakes(fake) as [engine]:
+        return [(f"{f.where}: {f.what}", f.wrong) for f in await findings(engine.url, provider, **upstream)]
+
+
+@pytest.mark.parametrize(
+    ("fake", "provider", "said", "wrong"),
+    [
+        ({"server_info": True}, "vllm", "", False),
+        ({"server_info": True, "priorities": "ignored"}, "vllm", f"vLLM ignores priorities: {ON}", True),
+        ({"priorities": "refused"}, "vllm", f"vLLM ignores priorities: {ON}", True),
+        ({}, "vllm", "vLLM does not tell whether it runs with --scheduling-policy priority", False),
+        ({"priorities": "ignored"}, "vllm", "vLLM does not tell whether it runs", False),
+        ({"key": "sk-1"}, "vllm", "vLLM does not tell whether it runs", False),
+        ({"engine": "sglang"}, "sglang", "", False),
+        (
+            {"engine": "sglang", "priorities": "ignored"},
+            "sglang",
+            "SGLang ignores priorities: start it with --enable-priority-scheduling",
+            True,
+        ),
+    ],
+)
+async def test_whether_an_engine_schedules_by_priority(
+    fake: dict[str, Any],
+    provider: str,
+    said: str,
+    wrong: bool,  # noqa: FBT001
+) -> None:
+    """What is known to be off is wrong; what cannot be known is only said."""
+    told = await asked(fake, provider, engine_priority=True)
+    if not said:
+        assert told == []
+    else:
+        [(line, is_wrong)] = told
+        assert line.startswith(f"upstreams.e.engine_priority: {said}")
+        assert is_wrong is wrong
+
+
+async def test_only_who_has_to_be_asked_is_asked() -> None:
+    """Without kv and engine_priority nobody is; priorities cost one request of one token."""
+    async with fakes({}) as [engine]:
+        assert await findings(engine.url) == []
+        assert engine.provider.record.requests == []
+        await findings(engine.url, engine_priority=True)
+        [seen] = engine.provider.record.requests
+        assert (seen.priority, seen.max_tokens, seen.path) == (100, 1, "/v1/chat/completions")
+
+
+@pytest.mark.parametrize(
+    ("info", "said", "wrong"),
+    [
+        ({"enable_priority_scheduling": True, "schedule_low_priority_values_first": True}, "serves low values", True),
+        ({"enable_priority_scheduling": True, "priority_scheduling_preemption_threshold": 500}, "beyond 500", False),
+        ({"enable_priority_scheduling": True, "priority_scheduling_preemption_threshold": 10}, "", False),
+        ({"version": "0.4"}, "SGLang does not tell", False),
+        ([], "SGLang does not tell", False),
+    ],
+)
+async def test_what_sglang_tells_of_itself(info: Any, said: str, wrong: bool) -> None:  # noqa: FBT001
+    """At the older path too, and none of its secrets is repeated."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path != "/get_server_info":
+            raise web.HTTPNotFound
+        return web.json_response({**info, "api_key": "sk-secret"} if isinstance(info, dict) else info)
+
+    async with serving(answer) as port:
+        found = await findings(f"http://127.0.0.1:{port}", "sglang", engine_priority=True)
+    assert [(said in f.what, f.wrong) for f in found] == ([(True, wrong)] if said else [])
+    assert "secret" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("fake", "kv", "said", "wrong"),
+    [
+        ({"kv_tokens": 1600}, {}, "", False),
+        ({"kv_tokens": 1600}, {"tokens": 1700}, "", False),
+        ({"kv_tokens": 1600}, {"tokens": 9000}, "kv.tokens: 9000, but the engine tells 1600", False),
+        ({"metrics": "missing"}, {}, "kv.path: /metrics gives status 404; vLLM shows them at /metrics, unless", True),
+        ({}, {"path": "/nowhere"}, "kv.path: /nowhere gives status 404", True),
+        ({"metrics": "garbage"}, {}, "kv: no vllm:kv_cache_usage_perc or vllm:gpu_cache_usage_perc on the page", True),
+        ({"metrics": "percent", "kv_usage": 0.5}, {}, "is no share of 0 to 1; is it in percent?", True),
+        (
+            {"metrics": "slow", "metrics_delay_s": 9},
+            {"scrape_s": 0.05, "stale_s": 0.4},
+            "no answer in 0.2 s, so",
+            False,
+        ),
+        ({}, {"metrics": {"usage": "my_share"}}, "kv: no my_share on the page", True),
+        (
+            {},
+            {"metrics": {"usage": "vllm:kv_cache_usage_perc", "waiting": "my_queue"}, "tokens": 5},
+            "kv: not on the page, so taken for 0: my_queue",
+            False,
+        ),
+        (
+            {},
+            {"metrics": {"usage": "vllm:kv_cache_usage_perc"}},
+            "kv.tokens: not set, and the engine does not tell; a few requests will go per reading",
+            False,
+        ),
+    ],
+)
+async def test_whether_an_engine_shows_its_metrics(
+    fake: dict[str, Any],
+    kv: dict[str, Any],
+    said: str,
+    wrong: bool,  # noqa: FBT001
+) -> None:
+    """Where it answers and does not, the gate would only ever let a trickle through: that is wrong."""
+    told = await asked(fake, kv=kv)
+    if not said:
+        assert told == []
+    else:
+        [(line, is_wrong)] = told
+        assert said in line
+        assert is_wrong is wrong
+
+
+async def test_instances_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is true of all is said once; what is true of some is said with their addresses."""
+    resolve_to(monkeypatch, "127.0.0.1", "127.0.0.2")
+    async with fakes({"priorities": "refused"}, {"priorities": "refused", "metrics": "missing"}) as engines:
+        port = engines[0].url.rpartition(":")[2]
+        found = await findings(f"http://engines.example:{port}", kv={}, engine_priority=True)
+    assert [(f.what.startswith("vLLM ignores priorities"), "(127.0.0.2)" in f.what, f.wrong) for f in found] == [
+        (True, False, True),
+        (False, True, True),
+    ]
+
+
+async def test_who_cannot_be_reached_is_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks also run where the engines are not."""
+    [one] = await findings("http://127.0.0.1:1", kv={}, engine_priority=True)
+    assert (one.what, one.wrong) == ("connection failed, so the engine could not be asked how it runs", False)
+    resolve_to(monkeypatch)
+    [one] = await findings("http://engines.example:1", kv={})
+    assert (one.what, one.wrong) == ("engines.example has no address here, so the engine could not be asked", False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "said", "wrong"),
+    [
+        (vector("0.5"), 200, "", False),
+        (vector(), 200, "kv.query: the query has no result", True),
+        (b'{"status":"error","error":"parse error"}', 400, "kv.query: the answer is not a scalar or a vector", True),
+        (b"", 503, "kv.prometheus: status 503, so the query could not be tried", False),
+    ],
+)
+async def test_whether_a_prometheus_answers(answer: bytes, status: int, said: str, wrong: bool) -> None:  # noqa: FBT001
+    """A query that finds nothing is wrong; a Prometheus that is away is not."""
+
+    async def serve(_: web.Request) -> web.Response:
+        return web.Response(body=answer, status=status)
+
+    async with serving(serve) as port:
+        kv = {"prometheus": f"http://127.0.0.1:{port}", "query": "max(x)"}
+        found = await findings("http://engines.example:1", kv=kv)
+    assert [(said in f"{f.where}: {f.what}", f.wrong) for f in found] == ([(True, wrong)] if said else [])
+
+
+def settings(**engine: Any) -> Settings:
+    """One engine that serves everything."""
+    upstream = {"provider": "vllm", "url": "http://127.0.0.1:1", "owned": True, "concurrency": 9, **engine}
+    raw = {
+        "upstreams": {"e": {key: value for key, value in upstream.items() if value is not None}},
+        "routes": [{"models": ["m"], "chain": ["e"]}],
+        "service": {"state_file": "levels.json"},
+    }
+    return parse(yaml.safe_dump(raw), "file", {})
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({}, None),
+        ({"concurrency": None, "limits": [{"tpm": 1000}]}, "an engine without kv or concurrency; nothing keeps"),
+        ({"kv": {"lanes": {"P2": {"high": 0.7, "low": 0.6}}}}, None),
+        (
+            {"kv": {"lanes": {"P2": {"high": 0.9, "low": 0.6}}}},
+            "kv.lanes: P2 may fill the cache to 0.9, P1 only to 0.82",
+        ),
+        (
+            {"kv": {"lanes": {"P0": {"high": 0.7, "low": 0.6}}}},
+            "kv.lanes: P1 may fill the cache to 0.82, P0 only to 0.7",
+        ),
+        ({"kv": {"prometheus": "http://p", "query": "x"}}, "kv.tokens: not set, and Prometheus does not tell"),
+        ({"kv": {"prometheus": "http://p", "query": "x", "tokens": 5}}, None),
+        ({"engine_priority": True}, None),
+        (
+            {"engine_priority": True, "dialects": ["openai", "anthropic"]},
+            "engine_priority: engines read none from callers of the anthropic API",
+        ),
+    ],
+)
+def test_what_works_but_may_surprise(engine: dict[str, Any], said: str | None) -> None:
+    """Settings alone can tell these."""
+    lines = [line for line in advice(settings(**engine)) if "API" not in line or "engine_priority" in line]
+    assert [said in line for line in lines if said] == ([True] if said else [])
+    assert said or lines == []
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """`check` runs a loop of its own."""
+    return asyncio.to_thread(work)
+
+
+async def test_the_command_fails_on_what_is_wrong_and_notes_the_rest() -> None:
+    """One line each, with the place in the file."""
+    async with fakes({"priorities": "refused"}) as [engine]:
+        with pytest.raises(SettingsError) as error:
+            await in_thread(lambda: ask(settings(url=engine.url, engine_priority=True)))
+    assert error.value.problems == [f"upstreams.e.engine_priority: vLLM ignores priorities: {ON}"]
+    [line] = await in_thread(lambda: ask(settings(kv={})))
+    assert line == "note: upstreams.e: connection failed, so the engine could not be asked how it runs"
+
+
+async def test_a_page_that_is_right_is_nothing_to_speak_of() -> None:
+    """A real page of vLLM."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=VLLM_PAGE)
+
+    async with serving(answer) as port:
+        assert await findings(f"http://127.0.0.1:{port}", kv={}) == []
