@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 import yaml
 
 from extproc.settings import Settings, SettingsError, load
+
+if TYPE_CHECKING:
+    from extproc.sim.policies import PolicyName
 
 __all__ = ["app", "main"]
 
@@ -166,6 +170,78 @@ def replay(
         seed=seed,
     )
     raise typer.Exit(run(options, json_file))
+
+
+@app.command()
+def simulate(
+    trace: Annotated[
+        Path | None, typer.Option(help="CSV: an Azure LLM trace, or seconds,prompt_tokens,output_tokens.")
+    ] = None,
+    *,
+    burst: Annotated[
+        list[str] | None,
+        typer.Option(help='Generated requests: "P1 at 60 for 30 load 5 prompt 8000-32000 output 100-400 patience 2".'),
+    ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(help='What goes wrong: "outage|slow|limit|blind UPSTREAM at 600 for 60 by 2".'),
+    ] = None,
+    scenario: Annotated[Path | None, typer.Option(help="YAML: everything else that is assumed.")] = None,
+    load_: Annotated[
+        str | None, typer.Option("--load", help="Times what the upstreams can take. [default: 0.5,1,2,3]")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="What to compare.")] = "none,fifo,priority,tidegate",
+    lanes: Annotated[str | None, typer.Option(help="Share of each lane, as P0=0.3,P1=0.7.")] = None,
+    tenants: Annotated[str | None, typer.Option(help="Share of each tenant, as NAME=SHARE,...")] = None,
+    slo: Annotated[str | None, typer.Option(help="First token within seconds, as P0=5,P1=30.")] = None,
+    requests: Annotated[int | None, typer.Option(min=2, help="So many of the trace at most.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model that is asked for; the config's first.")] = None,
+    config: Config = None,
+    seed: int = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = os.cpu_count() or 1,
+    html: Annotated[Path | None, typer.Option(help="Write a report with charts here.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures here.")] = None,
+) -> None:
+    """Play traffic against the config in virtual time, by the same decisions, and compare policies."""
+    from extproc.sim.command import run  # noqa: PLC0415
+    from extproc.sim.compare import Options  # noqa: PLC0415
+    from extproc.sim.scenario import changed, load_scenario  # noqa: PLC0415
+
+    assumed = changed(
+        load_scenario(scenario), faults=fault or (), bursts=burst or (), lanes=lanes, tenants=tenants, slo_s=slo
+    )
+    options = Options(
+        settings=_settings(config),
+        scenario=assumed,
+        trace=trace,
+        requests=requests,
+        loads=_loads(load_) if load_ else (0.5, 1.0, 2.0, 3.0) if trace else (1.0,),
+        policies=_policies(policy),
+        model=model,
+        seed=seed,
+        workers=jobs,
+    )
+    raise typer.Exit(run(options, html=html, json_file=json_file))
+
+
+def _loads(text: str) -> tuple[float, ...]:
+    try:
+        loads = tuple(sorted({float(word) for word in text.split(",")}))
+    except ValueError:
+        loads = ()
+    if not loads or not all(0.01 <= load <= 100 for load in loads):  # noqa: PLR2004 - what makes sense
+        raise typer.BadParameter(f"{text!r} is not numbers from 0.01 to 100, with commas between", param_hint="--load")
+    return loads
+
+
+def _policies(text: str) -> tuple[PolicyName, ...]:
+    from extproc.sim.policies import PolicyName  # noqa: PLC0415
+
+    words = [word.strip() for word in text.split(",")]
+    if unknown := [word for word in words if word not in list(PolicyName)]:
+        known = ", ".join(PolicyName)
+        raise typer.BadParameter(f"unknown policy {unknown[0]!r}; known: {known}", param_hint="--policy")
+    return tuple(name for name in PolicyName if name in words)
 
 
 def _settings(config: Path | None) -> Settings:

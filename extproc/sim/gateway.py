@@ -194,12 +194,12 @@ class Gateway:
         limits = settings.timeouts
         timing = Timing(limits.first_token_s, limits.prompt_tokens_per_s, limits.stall_s, limits.answer_s)
         dispatch = Dispatch(policy, admission.capacity, loop, timing, wording, admission.breakers.allows)
-        return Handler(reception, admission.flights, admission.limiter, dispatch, wording, loop, self._observe)
+        return Handler(reception, admission.flights, admission.limiter, dispatch, wording, loop, admission.observe)
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            await self.admission.flights.sweep()
+            await self.admission.sweep()
 
     async def _learn(self) -> None:
         while True:
@@ -207,7 +207,7 @@ class Gateway:
             self._recorded.clear()
             records, self._records = self._records, []
             for record in records:
-                await self.admission.flights.record(record)
+                await self.admission.hear(record)
 
     def _canary(self) -> Canary:
         targets = {name: Target(upstream, self.stage.model) for name, upstream in self.policy.upstreams.items()}

@@ -23,10 +23,11 @@ from extproc.core.policy import Accounting
 from extproc.settings import Section, Settings, SettingsError
 from extproc.sim.account import AccountRules
 from extproc.sim.engine import EngineRules
+from extproc.sim.plan import Mix
 
 __all__ = [
-    "Behaviour", "Burst", "Clients", "EngineBehaviour", "Fault", "FaultKind", "Range", "Scenario", "load_scenario",
-    "read_burst", "read_fault",
+    "Behaviour", "Burst", "Clients", "EngineBehaviour", "Fault", "FaultKind", "Range", "Scenario", "changed",
+    "load_scenario", "read_burst", "read_fault",
 ]  # fmt: skip
 
 S = TypeVar("S", bound=Section)
@@ -236,6 +237,29 @@ def load_scenario(path: Path | None) -> Scenario:
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
         raise SettingsError([f"{path}: not YAML: {' '.join(str(error).split())[:200]}"]) from None
     return _made(Scenario, raw if raw is not None else {}, str(path))
+
+
+def changed(
+    scenario: Scenario,
+    *,
+    faults: Iterable[str] = (),
+    bursts: Iterable[str] = (),
+    lanes: str | None = None,
+    tenants: str | None = None,
+    slo_s: str | None = None,
+) -> Scenario:
+    """The scenario with more faults and bursts, and other numbers where given. SettingsError, MixError on a mistake."""
+    changes: dict[str, Any] = {
+        "faults": (*scenario.faults, *map(read_fault, faults)),
+        "bursts": (*scenario.bursts, *map(read_burst, bursts)),
+    }
+    for name, text in (("lanes", lanes), ("tenants", tenants)):
+        if text is not None:
+            mix = Mix.parse(text)
+            changes[name] = {key: share for key, share in zip(mix.names, mix.shares, strict=True) if share}
+    if slo_s is not None:
+        changes["slo_s"] = scenario.slo_s | dict(word.partition("=")[::2] for word in slo_s.split(","))
+    return _made(Scenario, scenario.model_dump() | changes, "simulate")
 
 
 def read_fault(text: str) -> Fault:
