@@ -202,7 +202,7 @@ class Flights:
         try:
             return await asyncio.shield(asking)
         except BaseException:
-            asking.add_done_callback(partial(self._return_unwanted, allowance))
+            asking.add_done_callback(partial(self._return_unwanted, request, allowance))
             raise
 
     async def _ask(self, request: Request, allowance: Allowance) -> Answer:
@@ -212,8 +212,9 @@ class Flights:
             await self._capacity.change([Change(claim.key, -claim.amount) for claim in allowance.claims])
         return answer
 
-    def _return_unwanted(self, allowance: Allowance, asking: asyncio.Future[Answer]) -> None:
-        if asking.cancelled() or asking.exception() is not None or asking.result().option is None:
+    def _return_unwanted(self, request: Request, allowance: Allowance, asking: asyncio.Future[Answer]) -> None:
+        failed = asking.cancelled() or asking.exception() is not None
+        if failed or (asking.result().option is None and not request.observed):
             self._allowances.close(allowance)
             return
         returning = asyncio.ensure_future(self._return(allowance))

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from extproc.core.capacity import Answer, Ask, Change, Claim, Store
+from extproc.core.capacity import Answer, Ask, Change, Claim, Store, Tuning
 from extproc.core.events import Event
 from extproc.core.request import Endpoint, Request, Session, Size
 from extproc.ports import Clock, Departure, Gone, Head
@@ -154,6 +154,10 @@ class Suspending(Ledger):
     async def change(self, changes: Sequence[Change]) -> None:
         async with self._far():
             await super().change(changes)
+
+    async def tune(self, tunings: Sequence[Tuning]) -> None:
+        async with self._far():
+            await super().tune(tunings)
 
     @asynccontextmanager
     async def _far(self) -> AsyncIterator[None]:

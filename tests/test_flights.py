@@ -15,13 +15,15 @@ from extproc.breakers import Breakers
 from extproc.core.affinity import Affinity
 from extproc.core.breaker import Signal, State
 from extproc.core.bucket import Slots, TokenBucket
+from extproc.core.budget import Budget
 from extproc.core.capacity import Ask, Claim, Option, Store
 from extproc.core.events import AttemptFailed, Overshot, Settled
 from extproc.core.flight import Flight
 from extproc.core.forecast import Pace
-from extproc.core.policy import Accounting, BreakerRules, Policy, Tenant, Upstream
+from extproc.core.policy import Accounting, BreakerRules, Policy, Prices, SessionLimits, Tenant, Upstream
+from extproc.core.quota import account_of
 from extproc.core.refusal import Reason, Rejected
-from extproc.core.request import Dialect, Request, Usage
+from extproc.core.request import Dialect, Request, Size, Usage
 from extproc.flights import LEASE_S, Flights
 from extproc.ports import Record, RecordKind
 from tests.doubles import Ledger, Observer, Suspending, VirtualLoop, claims, play, request
@@ -33,16 +35,33 @@ PRICES = {
     "a": claims(upstream__a__slots=1, upstream__a__m__total=100, upstream__a__m__requests=1),
     "b": claims(upstream__b__slots=1, upstream__b__m__total=100, upstream__b__m__requests=1),
 }
+CENT = 10_000.0
+"""A price of a cent a token, in dollars per million."""
+RATES = {"a": Prices(1 * CENT, 2 * CENT), "b": Prices(3 * CENT, 6 * CENT)}
+A, B = 1.4, 4.2
+"""Dollars that the usual request of 60 + 40 tokens costs at each."""
 POLICY = Policy(
     upstreams={
-        name: Upstream(name, "openai", frozenset(Dialect), breaker=BreakerRules(failures=3, paced=5)) for name in "ab"
+        name: Upstream(
+            name, "openai", frozenset(Dialect), breaker=BreakerRules(failures=3, paced=5), prices={"m": RATES[name]}
+        )
+        for name in "ab"
     },
     routes=(),
     lanes={},
     tenants={
         "default": Tenant("default", ("P1",), "P1"),
         "vip": Tenant("vip", ("P1",), "P1", tpm=1000, rpm=4, concurrency=2),
+        "agent": Tenant(
+            "agent",
+            ("P1",),
+            "P1",
+            usd_per_hour=50.0,
+            usd_per_day=60.0,
+            sessions=SessionLimits(max_tokens=1000, max_usd=30.0, idle_s=600.0),
+        ),
     },
+    any_tenant=Tenant("*", ("P1",), "P1", tpm=1000, concurrency=2, usd_per_hour=20.0),
 )
 DONE = {"finish": "stop", "done": "1", "in": 50, "out": 10}
 USUAL_QUOTA = {"slots": 1, "requests": 1, "total": 100}
@@ -60,26 +79,29 @@ def kind(request: pytest.FixtureRequest) -> type[Ledger]:
 class Desk:
     """Flights with everything around them, and the limiter's part played by `taken`."""
 
-    def __init__(self, loop: VirtualLoop, kind: type[Ledger] = Ledger) -> None:
+    def __init__(
+        self, loop: VirtualLoop, kind: type[Ledger] = Ledger, policy: Policy = POLICY, *, most: int = 50_000
+    ) -> None:
         self.loop = loop
+        self.policy = policy
         self.store: Store = {
             **{f"upstream/{name}/slots": Slots(99) for name in "ab"},
             **{f"upstream/{name}/m/total": TokenBucket(1e-9, BUCKET, BUCKET, loop.time()) for name in "ab"},
             **{f"upstream/{name}/m/requests": TokenBucket(1e-9, BUCKET, BUCKET, loop.time()) for name in "ab"},
-            "tenant/vip/slots": Slots(2),
-            "tenant/vip/requests": TokenBucket(4 / 60, 4, 4, loop.time()),
-            "tenant/vip/total": TokenBucket(1000 / 60, 1000, 1000, loop.time()),
         }
+        for tenant in policy.tenants.values():
+            self.store |= account_of(tenant).counters(loop.time(), 0.0)
         self.capacity = kind(loop, self.store)
         self.observer = Observer()
-        self.breakers = Breakers(POLICY.upstreams.values(), loop, self.observer, chance=lambda: 0.0)
+        self.breakers = Breakers(policy.upstreams.values(), loop, self.observer, chance=lambda: 0.0)
         self.pace = Pace()
         self.affinity = Affinity()
         self.freed = 0
         self.learned: list[tuple[str, Usage]] = []
-        self.allowances = Allowances(POLICY, self.capacity, loop)
+        self.used: list[tuple[str, Size]] = []
+        self.allowances = Allowances(policy, self.capacity, loop, most=most)
         self.flights = Flights(
-            POLICY,
+            policy,
             self.capacity,
             self.allowances,
             self.breakers,
@@ -90,6 +112,7 @@ class Desk:
             affinity=self.affinity,
             freed=self._freed,
             learned=lambda _, upstream, usage: self.learned.append((upstream, usage)),
+            settled=lambda request, used: self.used.append((request.ticket, used)),
         )
         self.tickets = 0
 
@@ -107,6 +130,12 @@ class Desk:
     async def settle_down(self) -> None:
         """Time for what is on its way."""
         await asyncio.sleep(0.1)
+
+    def left(self, key: str) -> float:
+        """What is left of a budget."""
+        budget = self.store[key]
+        assert isinstance(budget, Budget)
+        return round(budget.free_at(self.loop.time()), 6)
 
     def held(self, place: str = "upstream") -> dict[str, float]:
         """What is out, by key; the tenant's rate limits refill, so only the book tells."""
@@ -135,7 +164,7 @@ class Trip:
         return self
 
     async def _fly(self) -> None:
-        async with self.desk.flights.board(self.request) as self.flight:
+        async with self.desk.flights.board(self.request, self.order) as self.flight:
             first = self.order[0]
             asks = [Ask(self.request.ticket, (Option(first, PRICES[first]),))]
             [answer] = await Ledger.take(self.desk.capacity, asks)  # the limiter sees its calls through
