@@ -18,6 +18,9 @@ __all__ = ["header_sessions", "idempotency_key", "language", "retry_count", "tim
 
 MAX_TIMEOUT_S = 7 * 86_400.0
 MAX_RETRIES = 100
+SDK_MARGIN_S = 0.25
+"""An SDK's timeout is that of one attempt: it gives up by itself, and tries again. It has so much longer here, because
+being told in that very moment that its time is over would keep it from trying."""
 
 _DECIMAL = re.compile(r"\s*(-?[0-9]{1,12}(?:\.[0-9]{0,9})?)\s*", re.ASCII)
 _GRPC = re.compile(r"([0-9]{1,8})([HMSmun])", re.ASCII)
@@ -43,7 +46,7 @@ def timeouts(headers: Mapping[str, str]) -> float | None:
     for key in ("x-stainless-timeout", "x-stainless-read-timeout"):
         seconds = _number(headers.get(key))
         if seconds is not None and seconds > 0:
-            limits.append(seconds)
+            limits.append(seconds + SDK_MARGIN_S)
     return min((limit for limit in limits if limit <= MAX_TIMEOUT_S), default=None)
 
 

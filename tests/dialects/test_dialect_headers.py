@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.dialects import header_sessions, idempotency_key, language, retry_count, timeouts
+from extproc.dialects.headers import SDK_MARGIN_S
 
 
 @pytest.mark.parametrize(
@@ -21,9 +22,10 @@ from extproc.dialects import header_sessions, idempotency_key, language, retry_c
         ({"grpc-timeout": "2H"}, 7200.0),
         ({"grpc-timeout": "500000u"}, 0.5),
         ({"grpc-timeout": "0S"}, 0.0),
-        ({"x-stainless-timeout": "600"}, 600.0),
-        ({"x-stainless-read-timeout": "5.0"}, 5.0),
-        ({"x-stainless-timeout": "600", "x-stainless-read-timeout": "5"}, 5.0),
+        # an SDK gives up a moment before we tell it to
+        ({"x-stainless-timeout": "600"}, 600.0 + SDK_MARGIN_S),
+        ({"x-stainless-read-timeout": "5.0"}, 5.0 + SDK_MARGIN_S),
+        ({"x-stainless-timeout": "600", "x-stainless-read-timeout": "5"}, 5.0 + SDK_MARGIN_S),
         ({"x-stainless-timeout": "600", "grpc-timeout": "1S", "x-request-timeout-ms": "2000"}, 1.0),
         # half a second, rounded down by an SDK, is no deadline in the past
         ({"x-stainless-timeout": "0"}, None),
