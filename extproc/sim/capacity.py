@@ -1,12 +1,13 @@
 """What upstreams can take: requests per second of given sizes, the unit in which load is stated.
 
 An account takes what its tightest limit allows at the mean request. An engine's throughput depends on everything, so it
-is measured: the model is given a sample of the requests all at once, and whatever it finishes per second while others
-wait is what it can take.
+is measured: the model is given as many of the requests at a time as its KV cache can hold to their ends, and what it
+finishes per second is what it can take.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from math import inf
 from statistics import fmean
@@ -66,17 +67,21 @@ def _engine_rps(scenario: Scenario, settings: Settings, name: str, jobs: Sequenc
     rules = scenario.engine_rules(settings, name, engine)
 
     async def flood(loop: VirtualLoop) -> float:
-        pool = Pool(rules, engine.instances, loop)
-        works = [Work(job.number, job.prompt, job.output, job.cap, 0, loop) for job in jobs]
-        began = loop.time()
-        for work in works:
+        pool, began = Pool(rules, engine.instances, loop), loop.time()
+        free = rules.kv_tokens * engine.instances
+        running: dict[asyncio.Future[bool], int] = {}
+        for job in jobs:
+            size = min(job.prompt + job.output, rules.kv_tokens)
+            while running and (free < size or len(running) >= rules.max_running * engine.instances):
+                ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                free += sum(running.pop(one) for one in ended)
+            work = Work(job.number, job.prompt, job.output, job.cap, 0, loop)
             pool.begin(work)
-        ends = []
-        for work in works:
-            work.ended.add_done_callback(lambda _: ends.append(loop.time()))
-        for work in works:
-            await work.ended
-        steady = ends[: max(1, len(ends) * 9 // 10)]  # the last run with the line empty
-        return len(steady) / max(1e-9, steady[-1] - began)
+            running[work.ended] = size
+            free -= size
+        if loop.time() == began:  # too few to fill it
+            await asyncio.wait(running)
+            running.clear()
+        return (len(jobs) - len(running)) / (loop.time() - began)
 
     return play(flood)

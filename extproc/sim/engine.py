@@ -304,21 +304,15 @@ class Pool:
         self.rules = rules
         self.books = Books()
         self._engines = [Engine(rules, loop, self.books) for _ in range(instances)]
-        self._places: dict[Work, Engine] = {}
 
     def begin(self, work: Work) -> None:
         """See work.Model."""
-        engine = min(self._engines, key=lambda engine: engine.load)
-        engine.begin(work)
-        if work.accepted:
-            self._places[work] = engine
-            work.ended.add_done_callback(lambda _: self._places.pop(work, None))
+        work.place = min(range(len(self._engines)), key=lambda place: self._engines[place].load)
+        self._engines[work.place].begin(work)
 
     def abandon(self, work: Work) -> None:
         """See work.Model."""
-        engine = self._places.pop(work, None)
-        if engine is not None:
-            engine.abandon(work)
+        self._engines[work.place].abandon(work)
 
     def fail(self, *, down: bool) -> None:
         """See work.Model."""

@@ -207,12 +207,12 @@ def outcome_of(
 
 
 def _parts(stories: Sequence[Story], slo_s: Mapping[str, float]) -> Mapping[str, LaneOutcome]:
-    """Bursts apart from everything else in each lane, where there is both."""
-    if not any(story.job.burst for story in stories):
+    """Bursts apart from the trace, where there is both."""
+    if len({story.job.burst for story in stories}) < 2:  # noqa: PLR2004 - both
         return {}
     keys = sorted({(story.job.lane, story.job.burst) for story in stories})
     return {
-        f"{lane} {'burst' if burst else 'rest'}": _lane(
+        f"{lane} {'burst' if burst else 'trace'}": _lane(
             [s for s in stories if (s.job.lane, s.job.burst) == (lane, burst)], slo_s, slo_s[lane]
         )
         for lane, burst in keys

@@ -40,8 +40,8 @@ class Work:
     """See the head of this file. Sizes in tokens as the upstream counts them; cap None where the caller named none."""
 
     __slots__ = (
-        "accepted", "cap", "ended", "generated", "job", "output", "priority", "prompt", "serial", "since", "state",
-        "timer", "told",
+        "accepted", "cap", "ended", "generated", "job", "output", "place", "priority", "prompt", "serial", "since",
+        "state", "timer", "told",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +65,7 @@ class Work:
         self.generated = 0.0
         self.since = 0.0
         self.serial = 0
+        self.place = 0
         self.state = ""
         self.timer: asyncio.TimerHandle | None = None
 
