@@ -576,3 +576,79 @@ def test_relative_files_are_beside_the_config_file(tmp_path: Path) -> None:
     assert settings.upstreams["a"].key_file == str(tmp_path / "secrets/key")
     assert settings.upstreams["a"].ca_file == "/etc/ca.pem"
     assert settings.service.state_file == str(tmp_path / "levels.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"kv": {"high": 0.7}}, "upstreams.a.kv.low: must be below high"),
+        ({"kv": {"lanes": {"P2": {"high": 0.5, "low": 0.5}}}}, "upstreams.a.kv.lanes.P2: low must be below high"),
+        ({"kv": {"lanes": {"P9": {"high": 0.5, "low": 0.4}}}}, "upstreams.a.kv.lanes: unknown lane 'P9'; known: P0, "),
+        ({"kv": {"query": "x"}}, "upstreams.a.kv.prometheus: needs a query, and a query needs it"),
+        (
+            {"kv": {"prometheus": "http://u:p@h", "query": "x"}},
+            "upstreams.a.kv.prometheus: may have no user, query or ",
+        ),
+        ({"kv": {"scrape_s": 0.01}}, "upstreams.a.kv.scrape_s: Input should be greater than or equal to 0.05"),
+        ({"kv": {"scrape_s": 3}}, "upstreams.a.kv.stale_s: must be at least twice scrape_s"),
+        ({"kv": {"path": "metrics"}}, "upstreams.a.kv.path: String should match pattern"),
+        ({"kv": {"metrics": {"waiting": "x"}}}, "upstreams.a.kv.metrics.usage: is required"),
+        ({"kv": {"metrics": {"usage": "my share"}}}, "upstreams.a.kv.metrics.usage: String should match pattern"),
+        (
+            {"provider": "openai", "kv": {}},
+            "upstreams.a.kv: name the metrics of provider openai, or a prometheus query",
+        ),
+        ({"provider": "openai", "engine_priority": True}, "upstreams.a.engine_priority: provider openai has none"),
+        ({"fake": {"engine": "tgi"}}, "upstreams.a.fake.engine: Input should be 'vllm' or 'sglang'"),
+    ],
+)
+def test_each_mistake_about_an_engine_is_one_line_with_its_path(change: dict[str, Any], line: str) -> None:
+    """Marks, metrics and priorities."""
+    [found] = problems(plain(**change))
+    assert found.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("upstream", "sign", "usage"),
+    [
+        ({"provider": "vllm"}, -1, "vllm:kv_cache_usage_perc"),
+        ({"provider": "sglang"}, 1, "sglang:token_usage"),
+        ({}, -1, "vllm:kv_cache_usage_perc"),
+        ({"fake": {"engine": "sglang"}}, 1, "sglang:token_usage"),
+        ({"provider": "sglang", "kv": {"metrics": {"usage": 'x{kind="used"}'}}}, 1, 'x{kind="used"}'),
+    ],
+)
+def test_an_engine_is_known_by_its_provider(upstream: dict[str, Any], sign: int, usage: str) -> None:
+    """In which direction its priorities go, and how it names its metrics; a fake is taken for what it plays."""
+    found = parse(plain(**{"kv": {}, "engine_priority": True, **upstream}), "file", {}).upstreams["a"]
+    assert found.rules("a").engine_priority == sign
+    assert found.engine_metrics is not None
+    assert found.engine_metrics.usage[0] == usage
+    assert found.model_copy(update={"engine_priority": False}).rules("a").engine_priority is None
+
+
+def test_what_a_prometheus_tells_may_be_older() -> None:
+    """By as much as it lags is stale later."""
+    scraped = parse(plain(kv={}), "file", {}).upstreams["a"].kv
+    asked = parse(plain(kv={"prometheus": "http://p", "query": "x"}), "file", {}).upstreams["a"].kv
+    assert scraped is not None
+    assert asked is not None
+    assert (scraped.rules().stale_s, asked.rules().stale_s) == (5.0, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("upstream", "model"),
+    [
+        ({}, "m"),
+        ({"models": {"m": "own"}}, "own"),
+        ({"models": {"m": "own"}, "canary_model": "tiny"}, "tiny"),
+    ],
+)
+def test_a_model_that_an_upstream_serves(upstream: dict[str, Any], model: str) -> None:
+    """For calls of our own: the cheapest where it is told, by the upstream's own name."""
+    assert parse(plain(**upstream), "file", {}).model_of("a") == model
+
+
+def test_an_upstream_that_serves_only_patterns_is_asked_for_any_model() -> None:
+    """Nothing better is known."""
+    assert parse(PLAIN.replace("[m]", "['*']"), "file", {}).model_of("a") == "default"
