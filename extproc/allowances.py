@@ -16,7 +16,7 @@ from typing import Any
 
 from extproc.core import spend
 from extproc.core.budget import Budget
-from extproc.core.capacity import Change, Claim, Declare, Forget, Seats, Store, Tuning
+from extproc.core.capacity import Change, Claim, Declare, Forget, Seats, Tuning
 from extproc.core.policy import Policy, Prices, SessionLimits, Tenant
 from extproc.core.quota import Account, Accounts, account_of, begins_anew, rests
 from extproc.core.request import Endpoint, Request
@@ -68,17 +68,18 @@ class Allowances:
         self._others = None if policy.any_tenant is None else Accounts(policy.any_tenant, most)
         self._tuning: asyncio.Future[None] | None = None
 
+    def state(self) -> dict[str, int]:
+        """How many are counted; and how many unlisted tenants had to be forgotten with what they had used."""
+        return {
+            "unlisted_tenants": self.unlisted,
+            "sessions": len(self.sessions),
+            "forgotten_in_use": self.forgotten_in_use,
+        }
+
     @property
     def unlisted(self) -> int:
         """How many tenants are counted that nobody listed."""
         return 0 if self._others is None else len(self._others)
-
-    def listed(self) -> Store:
-        """The counters of listed tenants, as long as nothing was used."""
-        now, found = self._clock.time(), Store()
-        for account in self._listed.values():
-            found |= account.counters(now, self._epoch_offset)
-        return found
 
     def of(self, request: Request, rates: Mapping[str, Prices]) -> Allowance:
         """What `request` takes. rates: prices of the upstreams that may serve it. To be closed once in the end."""

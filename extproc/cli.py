@@ -244,6 +244,26 @@ def _policies(text: str) -> tuple[PolicyName, ...]:
     return tuple(name for name in PolicyName if name in words)
 
 
+@app.command()
+def session(
+    tenant: str,
+    session_id: Annotated[str, typer.Argument(metavar="ID")],
+    *,
+    add_tokens: Annotated[int, typer.Option(min=0, help="Let it use so many tokens more, from now on.")] = 0,
+    add_usd: Annotated[float, typer.Option(min=0, help="Let it use so many dollars more, from now on.")] = 0.0,
+    config: Config = None,
+) -> None:
+    """Show what an agent session has used, and raise what it may use. Tidegate must be running."""
+    from extproc.console.sessions import ConsoleError, ask, told  # noqa: PLC0415
+
+    try:
+        known = ask(_settings(config).service.console, tenant, session_id, tokens=add_tokens, usd=add_usd)
+    except ConsoleError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(1) from None
+    typer.echo(told(known))
+
+
 def _settings(config: Path | None) -> Settings:
     if config is None and Path("tidegate.yaml").exists():
         config = Path("tidegate.yaml")

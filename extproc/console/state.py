@@ -1,14 +1,20 @@
-"""The state page: what waits, what flies, how full every bucket is, which breaker is open. Loopback, read-only JSON."""
+"""The state page: what waits, what flies, how full every bucket is, which breaker is open, as JSON, on loopback.
+
+Counters of sessions are not shown, there may be 100,000: see sessions. Of tenants that nobody listed some are.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import islice
 from math import isfinite
 from typing import Any
 
 from aiohttp import web
 
+from extproc.allowances import Allowances
+from extproc.console import sessions
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.capacity import Counter, Store
@@ -17,10 +23,15 @@ from extproc.core.watermark import Watermark
 
 __all__ = ["describe", "serve"]
 
+MOST_COUNTERS = 2000
+MOST_BODY = 16_384
+"""Bytes of a request's body."""
+
 
 def describe(lanes: Lanes, store: Store, now: float) -> dict[str, Any]:
     """Lanes, buckets and slots as plain data. Units: requests, tokens, bytes, seconds."""
-    counters = {key: _counter(counter, now) for key, counter in store.items()}
+    shown = ((key, counter) for key, counter in store.items() if not key.startswith("session/"))
+    counters = {key: _counter(counter, now) for key, counter in islice(shown, MOST_COUNTERS)}
     waiting = {
         name: {"requests": backlog.requests, "tokens": backlog.tokens, "bytes": backlog.bytes}
         for name, backlog in lanes.backlogs.items()
@@ -61,8 +72,10 @@ def _rounded(number: float | None) -> float | None:
     return None if number is None else round(number, 4)
 
 
-async def serve(address: str, state: Callable[[], dict[str, Any]]) -> web.AppRunner:
-    """Serve `GET /state` and `GET /healthz` on host:port; returns the runner to clean up."""
+async def serve(
+    address: str, state: Callable[[], dict[str, Any]], allowances: Allowances | None = None
+) -> web.AppRunner:
+    """Serve `GET /state`, `GET /healthz` and `/sessions` on host:port; returns the runner to clean up."""
 
     async def show(_: web.Request) -> web.Response:
         return web.json_response(state(), dumps=lambda data: json.dumps(data, default=str))
@@ -70,11 +83,13 @@ async def serve(address: str, state: Callable[[], dict[str, Any]]) -> web.AppRun
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    app = web.Application()
+    app = web.Application(client_max_size=MOST_BODY)
     app.router.add_get("/state", show)
     app.router.add_get("/healthz", healthy)
+    if allowances is not None:
+        app.router.add_routes(sessions.routes(allowances, address))
     runner = web.AppRunner(app, access_log=None, handle_signals=False)
     await runner.setup()
     host, _, port = address.rpartition(":")
-    await web.TCPSite(runner, host or "127.0.0.1", int(port)).start()
+    await web.TCPSite(runner, host.strip("[]") or "127.0.0.1", int(port)).start()
     return runner
