@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 from extproc.core import spend
 from extproc.core.budget import Budget
 from extproc.core.capacity import Change, Claim, Declare, Forget, Seats, Tuning
 from extproc.core.policy import Policy, Prices, SessionLimits, Tenant
-from extproc.core.quota import Account, Accounts, account_of, begins_anew, rests
+from extproc.core.quota import Account, Accounts, account_of, begins_anew, hour_ends, rests
 from extproc.core.request import Endpoint, Request
 from extproc.core.session import Known, Sessions
 from extproc.core.value import value
@@ -32,9 +33,10 @@ MOST_TENANTS = 50_000
 
 @value
 class Allowance:
-    """What one request takes of its tenant and session, all or nothing, and when (on the clock).
+    """What one request takes of its tenant and session, all or nothing, and when (`at`, on the clock).
 
     rules: its tenant's. first: what has to be declared or forgotten before. pins: whose counters stay until `close`.
+    until: before this no period of its budgets ends.
     """
 
     rules: Tenant
@@ -42,6 +44,7 @@ class Allowance:
     first: tuple[Tuning, ...] = ()
     pins: tuple[Account | Known, ...] = ()
     at: float = 0.0
+    until: float = inf
 
 
 NOTHING = Allowance(Tenant("", (), ""))
@@ -89,28 +92,30 @@ class Allowances:
         if account is None:
             account = self._unlisted(request.tenant, first)
             pins.append(account)
-        limits = self._limits(account.rules)
+        limits = account.rules.sessions or self._policy.sessions
         counted = _limited(limits) and (limits.derived or not request.session.derived)
-        if not counted and not account.keys:
+        if not (counted or account.fixed or account.total or account.usd):
             return NOTHING
-        tokens, usd = float(request.size.total), _reserved_usd(request, rates)
+        now, tokens = self._clock.time(), float(request.size.total)
+        usd = _reserved_usd(request, rates) if account.usd or (counted and limits.max_usd is not None) else None
         claims = account.claims(tokens, usd)
         if counted:
-            known = self._heard(request, limits, first)
+            known, gone = self.sessions.hear(request.tenant, request.session.id, limits, now)
+            first += _forgotten(gone)
             claims += known.claims(tokens, usd)
             pins.append(known)
         for pin in pins:
             pin.pins += 1
             if not pin.declared:
-                first += self._declarations(pin)
-        return Allowance(account.rules, tuple(claims), tuple(first), tuple(pins), self._clock.time())
+                first += self._declarations(pin, now)
+        until = hour_ends(now, self._epoch_offset) if account.usd else inf
+        return Allowance(account.rules, tuple(claims), tuple(first), tuple(pins), now, until)
 
     async def prepare(self, allowance: Allowance) -> None:
         """Have counted what it takes of. To be seen through, also by who is cancelled meanwhile."""
-        if allowance.first:
-            await self._tune(allowance.first)
-            for pin in allowance.pins:
-                pin.declared = True
+        await self.tune(allowance.first)
+        for pin in allowance.pins:
+            pin.declared = True
 
     def pin(self, allowance: Allowance) -> None:
         """Keep its counters for one more `close`."""
@@ -126,24 +131,37 @@ class Allowances:
     def due(self, changes: Sequence[Change], allowance: Allowance) -> Sequence[Change]:
         """`changes` without what a budget whose period is over would give back: the new one was never charged it."""
         now = self._clock.time()
+        if now < allowance.until:
+            return changes
         stale = [c for c in changes if c.amount > 0 and begins_anew(c.key, allowance.at, now, self._epoch_offset)]
         return [change for change in changes if change not in stale] if stale else changes
 
-    async def served(self, request: Request) -> None:
-        """Its session was answered, so it is fresh no more. Derived sessions are remembered only where they count."""
+    def served(self, request: Request) -> Sequence[Tuning]:
+        """Its session was answered, so it is fresh no more. Returns what has to be tuned for that, seldom anything.
+
+        Sessions that nobody named are remembered only where they count.
+        """
         rules = self._policy.tenants.get(request.tenant) or self._policy.any_tenant
-        if rules is None or (request.session.derived and not self._limits(rules).derived):
-            return
-        first: list[Tuning] = []
-        self._heard(request, self._limits(rules), first).served = True
-        if first:
-            await self._tune(first)
+        limits = (rules and rules.sessions) or self._policy.sessions
+        if request.session.derived and not limits.derived:
+            return ()
+        known, gone = self.sessions.hear(request.tenant, request.session.id, limits, self._clock.time())
+        known.served = True
+        return _forgotten(gone)
 
     async def sweep(self) -> None:
         """Forget sessions that have been silent for too long, a few at a time."""
-        forgets = [Forget(key) for known in self.sessions.forget_silent(self._clock.time()) for key in known.keys]
-        if forgets:
-            await self._tune(forgets)
+        await self.tune(_forgotten(self.sessions.forget_silent(self._clock.time())))
+
+    async def tune(self, tunings: Sequence[Tuning]) -> None:
+        """Declare, forget or raise, after what was decided before."""
+        if not tunings:
+            return
+        if self._capacity.immediate:
+            await self._capacity.tune(tunings)
+            return
+        self._tuning = asyncio.ensure_future(self._tune_after(self._tuning, tunings))
+        await asyncio.shield(self._tuning)
 
     def look(self, tenant: str, session_id: str) -> dict[str, Any] | None:
         """A session as plain data: what it used of what it may, in tokens and dollars. None when it is not known."""
@@ -172,7 +190,7 @@ class Allowances:
         if known.max_usd is not None:
             known.max_usd += usd
             raised.append(Seats(known.usd_key, known.max_usd))
-        await self._tune(raised)
+        await self.tune(raised)
         return self._described(known, now)
 
     def _unlisted(self, name: str, first: list[Tuning]) -> Account:
@@ -187,25 +205,9 @@ class Allowances:
         levels, now = self._capacity.levels(), self._clock.time()
         return all(rests(levels.get(key), now) for key in account.keys)
 
-    def _limits(self, rules: Tenant) -> SessionLimits:
-        return rules.sessions or self._policy.sessions
-
-    def _heard(self, request: Request, limits: SessionLimits, first: list[Tuning]) -> Known:
-        known, gone = self.sessions.hear(request.tenant, request.session.id, limits, self._clock.time())
-        first += [Forget(key) for each in gone for key in each.keys]
-        return known
-
-    def _declarations(self, pin: Account | Known) -> list[Tuning]:
-        now = self._clock.time()
+    def _declarations(self, pin: Account | Known, now: float) -> list[Tuning]:
         found = pin.counters(now) if isinstance(pin, Known) else pin.counters(now, self._epoch_offset)
         return [Declare(key, counter) for key, counter in found.items()]
-
-    async def _tune(self, tunings: Sequence[Tuning]) -> None:
-        if self._capacity.immediate:
-            await self._capacity.tune(tunings)
-            return
-        self._tuning = asyncio.ensure_future(self._tune_after(self._tuning, tunings))
-        await asyncio.shield(self._tuning)
 
     async def _tune_after(self, former: asyncio.Future[None] | None, tunings: Sequence[Tuning]) -> None:
         if former is not None:
@@ -245,6 +247,10 @@ def _reserved_usd(request: Request, rates: Mapping[str, Prices]) -> float | None
         return usd
     priced = request.endpoint is Endpoint.OTHER and not all(map(spend.is_free, rates.values()))
     return 0.0 if priced else None
+
+
+def _forgotten(sessions: Sequence[Known]) -> list[Tuning]:
+    return [Forget(key) for known in sessions for key in known.keys]
 
 
 def _limited(limits: SessionLimits) -> bool:

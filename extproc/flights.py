@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import lru_cache, partial
 
 from extproc.allowances import NOTHING, Allowance, Allowances
 from extproc.breakers import Breakers
@@ -55,6 +55,8 @@ CUT = frozenset(
 STALLED = "stream_idle_timeout"
 TIMED_OUT = "response_timeout"
 """Flag and details of a request that Envoy ended by itself: no record of an attempt tells of that."""
+RATES = 4096
+"""Most models and chains whose prices are remembered together."""
 PERIODS = {"usd_day": "day", "usd_hour": "hour"}
 """Budgets of a tenant, and what their periods are called."""
 
@@ -93,7 +95,7 @@ class Flights:
         self._freed = freed
         self._learned = learned
         self._tell_used = settled
-        self._priced = any(upstream.prices for upstream in policy.upstreams.values())
+        self._rates = lru_cache(RATES)(partial(spend.rates_of, policy.upstreams))
         self._own: dict[Flight, Allowance] = {}
         self._flights: dict[str, Flight] = {}
         self._by_id: dict[str, Flight] = {}
@@ -110,12 +112,12 @@ class Flights:
         return len(self._flights)
 
     @asynccontextmanager
-    async def board(self, request: Request, names: Sequence[str] = ()) -> AsyncIterator[Flight]:
+    async def board(self, request: Request, names: tuple[str, ...] = ()) -> AsyncIterator[Flight]:
         """Take what is the caller's own and give back on leaving what is still held. Rejected when that is spent.
 
         names: the upstreams that may serve it; of their prices the dearest is reserved.
         """
-        rates = spend.rates_of(self._policy.upstreams, names, request.model) if self._priced else {}
+        rates = self._rates(names, request.model)
         allowance = self._allowances.of(request, rates)
         if allowance is not NOTHING:
             await self._take_own(request, allowance)
@@ -153,7 +155,7 @@ class Flights:
             self._forget(flight)
             if unheard:
                 self._close(flight, Settled(flight.request, "", flight.attempts, 0, None, flight.waited_s))
-                await self._allowances.served(flight.request)
+                await self._allowances.tune(self._allowances.served(flight.request))
             await self._apply(changes, allowance)
         await self._allowances.sweep()
         for ticket in [t for t, (_, heard) in self._adopted.items() if now - heard > LEASE_S]:
@@ -182,7 +184,8 @@ class Flights:
         """Take the allowance. When this raises, nothing is taken and its books are closed."""
         rejected = self._too_large(request, allowance)
         if rejected is None or request.observed:
-            answer = await self._take(request, allowance)
+            take = self._ask if self._capacity.immediate else self._take
+            answer = await take(request, allowance)
             for key in answer.shadowed:
                 self._observe(Shadowed(request, _limit(key)))
             if rejected is None and answer.option is None:
@@ -196,8 +199,6 @@ class Flights:
 
     async def _take(self, request: Request, allowance: Allowance) -> Answer:
         """The answer, seen through: what it brings to somebody who was cancelled meanwhile goes back."""
-        if self._capacity.immediate:
-            return await self._ask(request, allowance)
         asking = asyncio.ensure_future(self._ask(request, allowance))
         try:
             return await asyncio.shield(asking)
@@ -206,7 +207,8 @@ class Flights:
             raise
 
     async def _ask(self, request: Request, allowance: Allowance) -> Answer:
-        await self._allowances.prepare(allowance)
+        if allowance.first:
+            await self._allowances.prepare(allowance)
         [answer] = await self._capacity.take([Ask(request.ticket, (Option(request.tenant, allowance.claims),))])
         if answer.option is None and request.observed:
             await self._capacity.change([Change(claim.key, -claim.amount) for claim in allowance.claims])
@@ -281,7 +283,8 @@ class Flights:
             seen = None if complete or not flight.request.stream else _number(record.tail.get("events"))
             changes = flight.served(record.upstream, usage, seen)
             self._learn(flight, record, usage, complete=complete, client_gone=client_gone)
-            await self._allowances.served(flight.request)
+            if tunings := self._allowances.served(flight.request):
+                await self._allowances.tune(tunings)
         else:
             timed_out = record.details == TIMED_OUT
             if timed_out:

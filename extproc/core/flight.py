@@ -72,7 +72,7 @@ class Flight:
     _reserved: dict[str, tuple[Claim, ...]] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set)
     _failed: set[str] = field(default_factory=set)
-    _billed: set[str] = field(default_factory=set)
+    _billed: tuple[str, ...] = ()
     _served: str = ""
     _at: str = ""
 
@@ -214,7 +214,7 @@ class Flight:
         return 0.0 if upstream in self._billed else self._bill(upstream, Size(self.request.size.input, 0))
 
     def _bill(self, upstream: str, size: Size, usage: Usage | None = None) -> float:
-        self._billed.add(upstream)
+        self._billed += (upstream,)
         prices = self.rates.get(upstream)
         if prices is None:
             return 0.0

@@ -22,7 +22,7 @@ from extproc.core.capacity import Claim, Counter, Store
 from extproc.core.identity import place_of
 from extproc.core.policy import Kind, Tenant
 
-__all__ = ["Account", "Accounts", "account_of", "begins_anew", "rests"]
+__all__ = ["Account", "Accounts", "account_of", "begins_anew", "hour_ends", "rests"]
 
 PERIODS_S = {"usd_hour": 3600.0, "usd_day": 86_400.0}
 LOOK = 32
@@ -151,6 +151,12 @@ def rests(counter: Counter | None, now: float) -> bool:
             return counter.used_at(now) <= 0
         case _:
             return True
+
+
+def hour_ends(now: float, epoch_offset: float) -> float:
+    """When the calendar's hour ends, on the clock; days end with an hour."""
+    hour_s = PERIODS_S["usd_hour"]
+    return ((now + epoch_offset) // hour_s + 1) * hour_s - epoch_offset
 
 
 def begins_anew(key: str, before: float, now: float, epoch_offset: float) -> bool:

@@ -15,7 +15,7 @@ Deliberately not here: what is used (counted in capacity, under `keys`), and whi
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from extproc.core.budget import Budget
@@ -38,42 +38,40 @@ class Known:
     """One session that is remembered.
 
     heard: when it last called or was answered, on the clock. max_tokens, max_usd: what it may use in all, with what was
-    added to it; None is no limit. served: it was answered at least once. declared: its counters are counted. pins: how
-    many of its calls have open books.
+    added to it; None is no limit. tokens_key, usd_key: names of the counters, empty where there is no limit. served: it
+    was answered at least once. declared: its counters are counted. pins: how many of its calls have open books.
     """
 
     tenant: str
     id: str
     limits: SessionLimits
     heard: float
-    max_tokens: float | None = None
-    max_usd: float | None = None
+    max_tokens: float | None = field(init=False)
+    max_usd: float | None = field(init=False)
+    tokens_key: str = field(init=False)
+    usd_key: str = field(init=False)
     served: bool = False
     declared: bool = False
     pins: int = 0
 
-    @property
-    def tokens_key(self) -> str:
-        """Name of the counter of its tokens."""
-        return f"session/{quoted(self.tenant)}/{quoted(self.id)}/tokens"
-
-    @property
-    def usd_key(self) -> str:
-        """Name of the counter of its dollars."""
-        return f"session/{quoted(self.tenant)}/{quoted(self.id)}/usd"
+    def __post_init__(self) -> None:
+        """What it may use at first, and how that is called where it is counted."""
+        self.max_tokens, self.max_usd = self.limits.max_tokens, self.limits.max_usd
+        place = f"session/{quoted(self.tenant)}/{quoted(self.id)}"
+        self.tokens_key = "" if self.max_tokens is None else f"{place}/tokens"
+        self.usd_key = "" if self.max_usd is None else f"{place}/usd"
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Names of the counters that it has."""
-        tokens = () if self.max_tokens is None else (self.tokens_key,)
-        return tokens if self.max_usd is None else (*tokens, self.usd_key)
+        return tuple(filter(None, (self.tokens_key, self.usd_key)))
 
     def claims(self, tokens: float, usd: float | None) -> list[Claim]:
         """What a call takes of it that may use so much; usd None: it costs nothing, whatever it uses."""
         found = []
-        if self.max_tokens is not None:
+        if self.tokens_key:
             found.append(Claim(self.tokens_key, tokens))
-        if usd is not None and self.max_usd is not None:
+        if usd is not None and self.usd_key:
             found.append(Claim(self.usd_key, usd))
         return found
 
@@ -132,7 +130,7 @@ class Sessions:
             self._of.move_to_end(tenant)
             return known, []
         gone = self._make_room(tenant) if known is None else [self._drop(known)]
-        known = Known(tenant, session_id, limits, now, limits.max_tokens, limits.max_usd)
+        known = Known(tenant, session_id, limits, now)
         self._of.setdefault(tenant, OrderedDict())[session_id] = known
         self._of.move_to_end(tenant)
         self._count += 1

@@ -13,7 +13,7 @@ from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.capacity import Claim, Counter
 from extproc.core.policy import KvRules, Tenant
-from extproc.core.quota import LOOK, Account, Accounts, account_of, begins_anew, rests
+from extproc.core.quota import LOOK, Account, Accounts, account_of, begins_anew, hour_ends, rests
 from extproc.core.watermark import Watermark
 
 FULL = Tenant("t", ("P1",), "P1", tpm=600, rpm=60, concurrency=3, usd_per_hour=2.0, usd_per_day=9.0)
@@ -193,3 +193,13 @@ def test_a_period_begins_with_the_calendars(key: str, before: float, now: float,
     assert begins_anew(key, before, now, 0.0) is anew
     if now < inf:
         assert begins_anew(key, before - 1800.0, now - 1800.0, 1800.0) is anew
+
+
+@given(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9))
+def test_no_period_ends_within_an_hour_of_the_calendar(now: float, offset: float) -> None:
+    """Until its end every budget of an hour or a day is in the period it is in now; then the hour's is not."""
+    end = hour_ends(now, offset)
+    assert now - 1e-3 <= end <= now + HOUR_S + 1e-3
+    for key in ("tenant/t/usd_hour", "tenant/t/usd_day"):
+        assert not begins_anew(key, now, end - 1e-3, offset)
+    assert begins_anew("tenant/t/usd_hour", now - 1e-3, end + 1e-3, offset)

@@ -36,7 +36,7 @@ def test_a_session_belongs_to_its_tenant() -> None:
 @given(st.text(), st.text(), st.text(), st.text())
 def test_no_two_sessions_share_a_counter(tenant: str, session: str, other_tenant: str, other: str) -> None:
     """Whatever slashes their names hold."""
-    one, two = (Known(t, s, LIMITS, 0.0, 1, 1.0) for t, s in ((tenant, session), (other_tenant, other)))
+    one, two = (Known(t, s, LIMITS, 0.0) for t, s in ((tenant, session), (other_tenant, other)))
     same = (tenant, session) == (other_tenant, other)
     assert (one.tokens_key == two.tokens_key) == (one.usd_key == two.usd_key) == same
     assert all(key.count("/") == 3 for key in one.keys)
@@ -56,7 +56,7 @@ def test_only_what_is_limited_is_counted(
     """A session without limits has no counters. A call whose cost nobody knows yet still needs a budget that is left;
     one that is free needs none.
     """
-    known = Known("a", "s", LIMITS, 0.0, *most)
+    known = Known("a", "s", SessionLimits(*most), 0.0)
     assert known.keys == tuple(known.counters(0.0)) == keys
     assert known.claims(100.0, 0.5) == claims
     assert [claim.amount for claim in known.claims(0.0, 0.0)] == [0.0] * len(claims)
