@@ -9,11 +9,13 @@ take (see `capacity`); generated bursts state their own load, which k multiplies
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from extproc.sim.traffic import Job, Mixes
 
 __all__ = ["Comparison", "Options", "compare"]
 
+RARELY = 200_000
 TYPICAL = 400
 """Requests that are drawn to find out what a burst's sizes cost."""
 
@@ -82,7 +85,6 @@ def compare(options: Options, say: Callable[[str], None]) -> Comparison:
         raise SettingsError([f"scenario: {problem}" for problem in problems])
     mixes = Mixes(options.scenario, policy)
     recorded = _recorded(options, mixes)
-    _must_fit(recorded, policy)
     capacity = capacities(options.settings, options.scenario, model, recorded or _typical(options, mixes))
     setups = [
         Setup(options.settings, options.scenario, jobs, name, model, load, options.seed, capacity)
@@ -124,14 +126,16 @@ def _recorded(options: Options, mixes: Mixes) -> list[Job]:
         arrivals.append(arrival)
     if len(arrivals) < 2 or arrivals[-1].at_s <= arrivals[0].at_s:  # noqa: PLR2004 - a pace needs two
         raise trace.TraceError(f"{options.trace}: has no two requests at different times")
+    _must_fit(arrivals, options.settings.policy())
     first = arrivals[0].at_s
     return traffic.from_trace(
         [replace(a, at_s=a.at_s - first) for a in arrivals], options.scenario, mixes, options.seed
     )
 
 
-def _must_fit(jobs: Sequence[Job], policy: Policy) -> None:
-    if unknown := sorted({job.lane for job in jobs} - policy.lanes.keys()):
+def _must_fit(arrivals: Sequence[trace.Arrival], policy: Policy) -> None:
+    known = (*policy.lanes, None)
+    if unknown := sorted({str(arrival.lane) for arrival in arrivals if arrival.lane not in known}):
         raise SettingsError([f"trace: lane {unknown[0]!r} is not in the config; known: {', '.join(policy.lanes)}"])
 
 
@@ -188,8 +192,20 @@ def _ended(setups: Sequence[Setup], workers: int) -> Iterator[tuple[int, Outcome
 
 def _timed(setup: Setup) -> tuple[Outcome, float]:
     began = time.perf_counter()
-    outcome = simulate(setup)
+    with _rare_collections():
+        outcome = simulate(setup)
     return outcome, time.perf_counter() - began
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Looking for garbage in a hundred thousand stories takes longer than the stories."""
+    before = gc.get_threshold()
+    gc.set_threshold(RARELY, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _assumed(options: Options, model: str, recorded: Sequence[Job], capacity: Mapping[str, float]) -> Iterator[str]:

@@ -9,7 +9,6 @@ permit is held, no line is occupied, and every bucket fills up again. What does 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +41,6 @@ FIRST_TOKEN_S = (5.0, 30.0)
 """SLOs of the two best lanes, where the scenario does not say."""
 FILL_UP_S = 3600.0
 LOOK_S = 10.0
-RARELY = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ class Setup:
 
 def simulate(setup: Setup) -> Outcome:
     """Run it. Stuck when the simulated world stands still, and whatever the deciding code raises."""
-    with _rare_collections(), _quiet_log():
+    with _quiet_log():
         return play(lambda loop: _Run(setup, loop).all())
 
 
@@ -237,20 +235,6 @@ def _allowed(model: Model) -> float | None:
     if not isinstance(model, Account) or model.rules.tpm is None:
         return None
     return model.rules.tpm * (1.0 + model.rules.burst_s / MINUTE_S)
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Looking for garbage in a hundred thousand stories takes longer than the stories."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(RARELY, 50, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
 
 
 @contextmanager

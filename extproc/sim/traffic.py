@@ -23,7 +23,7 @@ SHARES = (0.3, 0.4, 0.3)
 """Of the best lane, the next, and all others together, where the scenario does not say."""
 LEAST_CAP = 256
 AT_A_TIME = 24
-"""Sessions under way at any time; each job draws one of them."""
+"""Sessions under way at any time, shared out among lanes and tenants; each job draws one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,11 @@ class Mixes:
             )
             for lane in lanes
         }
+
+    @property
+    def groups(self) -> int:
+        """How many pairs of a lane and a tenant there are."""
+        return sum(map(len, self._tenants.values()))
 
     def lane(self, chance: float) -> str:
         """The lane that `chance`, in [0, 1), falls on."""
@@ -115,16 +120,16 @@ def _job(number: int, arrival: Arrival, scenario: Scenario, mixes: Mixes, seed: 
         counted=max(1, round(prompt * off)),
         lane=lane,
         tenant=tenant,
-        session=_session(number, lane, tenant, scenario.calls_per_session, rng),
+        session=_session(number, f"{tenant}-{lane}", mixes.groups, scenario.calls_per_session, rng),
         stream=rng.random() >= scenario.json_share,
         clients=scenario.clients_of.get(lane, scenario.clients),
     )
 
 
-def _session(number: int, lane: str, tenant: str, calls: float, rng: random.Random) -> str:
-    """One of `AT_A_TIME` sessions that are under way, until each has had its calls."""
-    round_ = int(number / (AT_A_TIME * calls))
-    return f"{tenant}-{lane}-{round_}-{rng.randrange(AT_A_TIME)}"
+def _session(number: int, group: str, groups: int, calls: float, rng: random.Random) -> str:
+    """One of those under way in its group, until each has had its calls."""
+    slots = max(1, AT_A_TIME // groups)
+    return f"{group}-{int(number / (slots * groups * calls))}-{rng.randrange(slots)}"
 
 
 def _of_burst(burst: Burst, rate: float, rng: random.Random, made: tuple[Scenario, Mixes, str]) -> Iterator[Job]:
@@ -144,6 +149,9 @@ class _Urn:
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._names = list(weights)
         self._edges = list(accumulate(weights.values()))
+
+    def __len__(self) -> int:
+        return len(self._names)
 
     def draw(self, chance: float) -> str:
         return self._names[min(bisect_right(self._edges, chance * self._edges[-1]), len(self._names) - 1)]
