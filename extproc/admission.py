@@ -17,6 +17,7 @@ from extproc.core.affinity import Affinity
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.capacity import Store
+from extproc.core.events import Event
 from extproc.core.flight import Flight
 from extproc.core.forecast import Pace
 from extproc.core.lanes import Lanes
@@ -27,7 +28,8 @@ from extproc.core.routing import bucket_key, kv_key, slots_key
 from extproc.core.watermark import Watermark
 from extproc.flights import Flights
 from extproc.limiter import Limiter
-from extproc.ports import Clock, Observer
+from extproc.pacing import Pacing
+from extproc.ports import Clock, Observer, Record
 from extproc.shared.memory import MemoryCapacity
 
 __all__ = ["Admission"]
@@ -50,8 +52,11 @@ class Admission:
     ) -> None:
         """`levels`: what was in the buckets, and how many seconds ago (shared.levels); `chance` is in [0, 1).
 
-        epoch_offset: seconds from the clock to the calendar's time, in which hours and days begin.
+        epoch_offset: seconds from the clock to the calendar's time, in which hours and days begin. What happens to
+        requests outside is to be announced to `observe` of this object, which passes it on.
         """
+        self._listener = observe
+        observe = self.observe
         self.policy = policy
         self._calibrate = calibrate
         self.breakers = Breakers(policy.upstreams.values(), clock, observe, chance)
@@ -87,6 +92,32 @@ class Admission:
             freed=self.limiter.kick,
             learned=self._learn_size,
         )
+
+        self.pacing = Pacing(
+            policy,
+            self.capacity,
+            clock,
+            observe,
+            freed=self.limiter.kick,
+            chance=chance,
+            wall=lambda: clock.time() + epoch_offset,
+        )
+
+    def observe(self, event: Event) -> None:
+        """Hear an event, and pass it on."""
+        self.pacing.observe(event)
+        self._listener(event)
+
+    async def hear(self, record: Record) -> None:
+        """Learn from one record."""
+        flight = self.flights.of(record)
+        await self.flights.record(record)
+        await self.pacing.hear(record, flight)
+
+    async def sweep(self) -> None:
+        """Do what time asks for. Call about once a second."""
+        await self.flights.sweep()
+        await self.pacing.tick()
 
     def durable(self) -> Store:
         """The counters to keep over a restart: all but those that came into being with a tenant's or session's call."""

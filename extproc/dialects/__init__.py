@@ -8,7 +8,7 @@ from extproc.dialects.errors import ErrorClass, classify
 from extproc.dialects.headers import header_sessions, idempotency_key, language, retry_count, timeouts
 from extproc.dialects.models import models_answer
 from extproc.dialects.paths import endpoint_of, without_keys
-from extproc.dialects.rates import Reported, reported, retry_after_s
+from extproc.dialects.rates import Reported, charged, reported, retry_after_s
 from extproc.dialects.reading import hides_usage, read, without_prompt
 from extproc.dialects.refusal import message_of, refuse
 from extproc.dialects.usage import merge, usage_of
@@ -19,6 +19,7 @@ __all__ = [
     "Reported",
     "Rewrite",
     "Span",
+    "charged",
     "classify",
     "endpoint_of",
     "header_sessions",

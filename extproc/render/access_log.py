@@ -9,19 +9,13 @@ of an attempt carries none, nor the attempt's number: it is joined to its reques
 
 from __future__ import annotations
 
-from extproc.dialects.rates import TABLE
+from extproc.dialects.rates import NAMES
 from extproc.render.names import ATTEMPTS_LOG, ERROR_HEADER, OUTCOMES_LOG, ROUTE, SERVICE_CLUSTER, STATUS_HEADER
 from extproc.render.shape import Data, extension
 
 __all__ = ["attempts", "outcomes"]
 
 _KIND = "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig"
-
-_LIMITS = sorted(
-    {header for rows in TABLE.values() for row in rows for header in (row.limit, row.remaining, row.reset)}
-)
-"""What any provider says about its limits."""
-
 
 def outcomes() -> Data:
     """The log of the HTTP connection manager: how each request ended."""
@@ -36,7 +30,7 @@ def attempts() -> Data:
     """The log of the router: each attempt that failed."""
     failed = {"comparison": {"op": "GE", "value": {"default_value": 400, "runtime_key": "tidegate.attempts.from"}}}
     conditions = [{"status_code_filter": failed}, {"response_flag_filter": {}}]
-    log = _log(ATTEMPTS_LOG, {}, [ERROR_HEADER, STATUS_HEADER, "retry-after", "retry-after-ms", *_LIMITS])
+    log = _log(ATTEMPTS_LOG, {}, [ERROR_HEADER, STATUS_HEADER, *sorted(NAMES)])
     return {**log, "filter": {"or_filter": {"filters": conditions}}}
 
 

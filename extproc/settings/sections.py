@@ -414,6 +414,8 @@ class UpstreamSettings(Section):
             models=dict(self.models),
             owned=self.owned,
             learn=self.learn,
+            follow=self.follow_headers,
+            headroom=self.headroom,
             window=self.window,
             accounting=self.accounting or provider.accounting,
             breaker=core.BreakerRules(**self.breaker.model_dump()),

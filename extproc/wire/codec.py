@@ -14,7 +14,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.struct_pb2 import Struct
 
 from extproc.ports import Departure, Head, Record, RecordKind
-from extproc.wire.pb.access_log_pb2 import AccessLogType, HttpAccessLogEntry, HttpResponseProperties
+from extproc.wire.pb.access_log_pb2 import AccessLogCommon, AccessLogType, HttpAccessLogEntry, HttpResponseProperties
 from extproc.wire.pb.ext_proc_pb2 import (
     BodyResponse,
     HeadersResponse,
@@ -114,6 +114,7 @@ def record(entry: HttpAccessLogEntry) -> Record | None:
         attempt=common.upstream_request_attempt_count,
         duration_s=common.duration.seconds + common.duration.nanos / 1e9,
         first_token_s=_micros(common.custom_tags.get("ttft_us", "")),
+        head_s=_since_head(common),
         request_id=entry.request.request_id,
         shown=response.response_code.value,
         error=response.response_headers.get("x-tg-err", ""),
@@ -169,6 +170,14 @@ def _status(response: HttpResponseProperties) -> int:
     """What the upstream really sent where a filter made it a failure; an error under 200 stays the failure it is."""
     sent = response.response_headers.get("x-tg-status", "")
     return int(sent) if sent.isdigit() and int(sent) >= 400 else response.response_code.value  # noqa: PLR2004
+
+
+def _since_head(common: AccessLogCommon) -> float | None:
+    """Seconds from the first byte of the answer to the end of the record's duration."""
+    if not common.HasField("time_to_first_upstream_rx_byte"):
+        return None
+    began, whole = common.time_to_first_upstream_rx_byte, common.duration
+    return max(0.0, whole.seconds - began.seconds + (whole.nanos - began.nanos) / 1e9)
 
 
 def _ms(seconds: float) -> str:
