@@ -10,12 +10,21 @@ of an attempt carries none, nor the attempt's number: it is joined to its reques
 from __future__ import annotations
 
 from extproc.dialects.rates import NAMES
-from extproc.render.names import ATTEMPTS_LOG, ERROR_HEADER, OUTCOMES_LOG, ROUTE, SERVICE_CLUSTER, STATUS_HEADER
+from extproc.render.names import (
+    ATTEMPTS_LOG,
+    ERROR_HEADER,
+    OUTCOMES_LOG,
+    ROUTE,
+    SERVICE_CLUSTER,
+    STATUS_HEADER,
+    WAIT_HEADER,
+)
 from extproc.render.shape import Data, extension
 
 __all__ = ["attempts", "outcomes"]
 
 _KIND = "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig"
+
 
 def outcomes() -> Data:
     """The log of the HTTP connection manager: how each request ended."""
@@ -30,7 +39,7 @@ def attempts() -> Data:
     """The log of the router: each attempt that failed."""
     failed = {"comparison": {"op": "GE", "value": {"default_value": 400, "runtime_key": "tidegate.attempts.from"}}}
     conditions = [{"status_code_filter": failed}, {"response_flag_filter": {}}]
-    log = _log(ATTEMPTS_LOG, {}, [ERROR_HEADER, STATUS_HEADER, *sorted(NAMES)])
+    log = _log(ATTEMPTS_LOG, {}, [ERROR_HEADER, STATUS_HEADER, WAIT_HEADER, *sorted(NAMES)])
     return {**log, "filter": {"or_filter": {"filters": conditions}}}
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "SERVICE_CLUSTER",
     "STATUS_HEADER",
     "TAIL",
+    "WAIT_HEADER",
 ]
 
 SERVICE_CLUSTER = "tidegate:service"
@@ -48,3 +49,5 @@ ERROR_HEADER = "x-tg-err"
 """`type/code` of an upstream's error, for the attempts log."""
 STATUS_HEADER = "x-tg-status"
 """Status that the upstream really sent, where Lua replaced it so that the next one is tried."""
+WAIT_HEADER = "x-tg-wait"
+"""How long an upstream's error says to wait in its body, as a duration (`22s`)."""

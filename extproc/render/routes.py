@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from extproc.core.request import Dialect
 from extproc.render.filters import ADMISSION, TAIL_FILTER, processing_mode
-from extproc.render.names import ERROR_HEADER, ROUTE, STATUS_HEADER
+from extproc.render.names import ERROR_HEADER, ROUTE, STATUS_HEADER, WAIT_HEADER
 from extproc.render.refusals import LANGUAGES, away
 from extproc.render.shape import Data, extension, seconds, set_header, typed
 from extproc.settings import Settings
@@ -32,6 +32,7 @@ _HIDDEN_FROM_UPSTREAMS = (
 _HIDDEN_FROM_CALLERS = (
     ERROR_HEADER,
     STATUS_HEADER,
+    WAIT_HEADER,
     "alt-svc",
     "set-cookie",
     "strict-transport-security",

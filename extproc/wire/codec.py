@@ -32,6 +32,8 @@ TAIL = "llm.tail"
 """Metadata namespace where Envoy's response filters note what they saw."""
 LIMITS = "llm.limits"
 """Metadata namespace where they note the rate limit headers of the upstream that answered."""
+WAIT = "x-tg-wait"
+"""Where they put how long an error says to wait in its body."""
 JWT = "envoy.filters.http.jwt_authn"
 JWT_KEY = "claims"
 OVERWRITE = HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
@@ -118,7 +120,7 @@ def record(entry: HttpAccessLogEntry) -> Record | None:
         request_id=entry.request.request_id,
         shown=response.response_code.value,
         error=response.response_headers.get("x-tg-err", ""),
-        headers=_told(metadata[LIMITS]) | dict(response.response_headers),
+        headers=_limits(metadata[LIMITS], response.response_headers),
         tail=_words(metadata[TAIL]) if TAIL in metadata else {},
     )
 
@@ -193,8 +195,12 @@ def _words(struct: Struct) -> Mapping[str, str | float]:
     return found
 
 
-def _told(struct: Struct) -> dict[str, str]:
-    return {name: str(word) for name, word in _words(struct).items()}
+def _limits(noted: Struct, sent: Mapping[str, str]) -> dict[str, str]:
+    """Headers about limits: those that were noted when they were taken off an answer, and those that were left on."""
+    found = {name: str(word) for name, word in _words(noted).items()} | dict(sent)
+    if WAIT in found:
+        found.setdefault("retry-after", found[WAIT])
+    return found
 
 
 def _micros(text: str) -> float | None:

@@ -348,6 +348,26 @@ def test_classes_of_errors_in_the_attempts_log(envoy: Envoy, service: Service, u
         assert word == expected or (expected is None and len(word) < 130 and word.isascii()), (body, word)
 
 
+def test_how_long_to_wait_is_read_in_a_body_that_alone_says_it(envoy: Envoy, service: Service, ups: Ups) -> None:
+    """In Gemini's form, OpenAI's and Azure's words; of refusals for speed only, and never in the caller's sight."""
+    retry = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "22.5s"}
+    cases = [
+        ([{"error": {"code": 429, "status": "RESOURCE_EXHAUSTED", "details": [retry]}}], 429, "22.5s"),
+        ({"error": {"message": "Limit 10, Used 9. Please try again in 1m7.66s. Visit us"}}, 429, "1m7.66s"),
+        ({"error": {"message": "Please try again in 12ms."}}, 429, "12ms"),
+        ({"error": {"message": "Exceeded the limit. Please retry after 26 seconds."}}, 429, "26s"),
+        ({"error": {"message": "Slow down"}}, 429, None),
+        ({"error": {"message": "Please try again in 5s"}}, 500, None),
+    ]
+    for body, status, expected in cases:
+        service.records.clear()
+        ups["a"].reply = answer(body, status, x_tg_wait="9s")
+        reply = ask(envoy)
+        (record,) = service.wait_for("attempts")
+        assert record["response"]["response_headers"].get("x-tg-wait") == expected, body
+        assert "x-tg-wait" not in reply.headers
+
+
 def test_long_answers_report_while_they_run(envoy: Envoy) -> None:
     """Every five seconds, so that a slot stays taken over a restart; seen in the configuration, not waited for."""
     dump = json.loads(envoy.admin("/config_dump?resource=static_listeners"))

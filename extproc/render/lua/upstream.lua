@@ -105,6 +105,14 @@ local function complaint(s)
   return kind, code or "-"
 end
 
+-- How long to wait, where only the body says it: Gemini's RetryInfo, and the words of OpenAI and Azure.
+local function wait_in(s)
+  local words = match(s, '"retryDelay"%s*:%s*"(%d+%.?%d*s)"') or match(s, "try again in (%d[%d.hm]*s)")
+  if words then return sub(words, 1, 32) end
+  local seconds = match(s, "retry after (%d+) seconds")
+  return seconds and sub(seconds, 1, 9) .. "s"
+end
+
 -- Lets the router take this answer for a failure; what it really was stays for the log.
 local function next_please(handle, status)
   local headers = handle:headers()
@@ -127,8 +135,11 @@ local function keep_limits(handle)
 end
 
 local function refused(handle, status, is_last)
-  local kind, code = complaint(text_of(handle))
+  local text = text_of(handle)
+  local kind, code = complaint(text)
+  local wait = status == 429 and wait_in(text)
   handle:headers():replace("x-tg-err", kind .. "/" .. code)
+  if wait then handle:headers():replace("x-tg-wait", wait) else handle:headers():remove("x-tg-wait") end
   if status >= 500 or status == 429 then return end
   local ours = OURS[status] or OUR_WORDS[kind] or OUR_WORDS[code]
   local elsewhere = ELSEWHERE[status] or LENGTH_WORDS[kind] or LENGTH_WORDS[code]
