@@ -766,6 +766,35 @@ async def test_a_fake_sglang_is_read_as_one() -> None:
         assert (reading.usage, reading.tokens, reading.running) == (0.5, 1000.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("answers", "asks"),
+    [
+        ("some", ["some", "some", "some"]),
+        ("everything", ["some", "some", "some"]),
+        ("nothing", ["some", "all", "all"]),
+        ("404", ["some", "all", "all"]),
+    ],
+)
+async def test_an_engine_is_asked_for_what_is_wanted_only(answers: str, asks: list[str]) -> None:
+    """Its whole page costs it more; who cannot choose serves all of it, or is asked for all from then on."""
+    asked: list[str] = []
+    names: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        chosen = request.query.getall("name[]", [])
+        asked.append("some" if chosen else "all")
+        names.extend(chosen)
+        if chosen and answers == "404":
+            raise web.HTTPNotFound
+        return web.Response(body=b"" if chosen and answers == "nothing" else VLLM_PAGE)
+
+    async with serving(answer) as port, watching(url=f"http://127.0.0.1:{port}", kv={"path": "/m?a=b"}) as capacity:
+        assert (await told(capacity, lambda r: r is not None)).usage == 0.625
+        await told(capacity, lambda _: len(asked) >= 3)
+    assert asked[:3] == asks
+    assert {"vllm:kv_cache_usage_perc", "vllm:cache_config_info", "vllm:generation_tokens_total"} <= set(names)
+
+
 @asynccontextmanager
 async def serving(
     answer: Callable[[web.Request], Awaitable[web.StreamResponse]], tls: Any = None

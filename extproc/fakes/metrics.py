@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from extproc.fakes.engine import Engine
 
@@ -31,6 +31,17 @@ def metrics_page(engine: Engine, totals: Totals) -> str:
     usage = engine.kv_usage() * (100 if settings.metrics == "percent" else 1)
     rows = _sglang(engine, totals, usage, model) if settings.engine == "sglang" else _vllm(engine, totals, usage, model)
     return "\n".join(rows) + "\n"
+
+
+def selected(page: str, names: Sequence[str], *, shared: bool) -> str:
+    """Return the rows of these metrics, as Prometheus' library for Python does; all when none is named.
+
+    Where several processes share a page (`shared`) that library finds nothing by name.
+    """
+    if not names:
+        return page
+    rows = [row for row in page.splitlines() if row.split(" ")[2 * row.startswith("#")].partition("{")[0] in names]
+    return "" if shared else "".join(f"{row}\n" for row in rows)
 
 
 def _vllm(engine: Engine, totals: Totals, usage: float, model: str) -> Iterable[str]:

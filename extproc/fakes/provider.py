@@ -29,7 +29,7 @@ from extproc.fakes.engine import Engine, Flight
 from extproc.fakes.faults import FAULT_HEADER, Fault, FaultBoard, parse_fault, refusal_by
 from extproc.fakes.jsonbytes import dumps, loads
 from extproc.fakes.limits import Cost, Limits
-from extproc.fakes.metrics import Totals, metrics_page
+from extproc.fakes.metrics import Totals, metrics_page, selected
 from extproc.fakes.record import Record, Seen, body_hash, fingerprint, headers_seen, key_of
 from extproc.fakes.refusal import Refusal, Refused, bad_request
 from extproc.fakes.settings import FakeSettings, changed, shown
@@ -292,7 +292,7 @@ class Provider:
     async def _get_health(self, _request: web.Request) -> web.Response:
         return web.Response()
 
-    async def _get_metrics(self, _request: web.Request) -> web.Response:
+    async def _get_metrics(self, request: web.Request) -> web.Response:
         how = self.settings.metrics
         if how == "missing":
             raise web.HTTPNotFound
@@ -302,7 +302,9 @@ class Provider:
             return web.Response(text="<html><body>502 Bad Gateway</body></html>", content_type="text/html")
         page = metrics_page(self.engine, self.totals)
         self._frozen = self._frozen or page if how == "frozen" else ""
-        return web.Response(text=self._frozen or page, content_type="text/plain")
+        names = request.query.getall("name[]", [])
+        page = selected(self._frozen or page, names, shared=self.settings.engine == "sglang")
+        return web.Response(text=page, content_type="text/plain")
 
     async def _get_server_info(self, _request: web.Request) -> web.Response:
         ranked = self.settings.priorities == "followed"

@@ -23,7 +23,7 @@ from math import inf, isfinite
 from extproc.core.value import value
 from extproc.settings import EngineMetrics
 
-__all__ = ["Page", "Sample", "Unreadable", "highest"]
+__all__ = ["Absent", "Page", "Sample", "Unreadable", "highest"]
 
 A_LITTLE_OVER = 1.05
 """Shares are rounded and sampled: up to here they are full caches."""
@@ -38,6 +38,10 @@ Labels = dict[bytes, bytes]
 
 class Unreadable(Exception):  # noqa: N818 - what the page is
     """The page does not say what it should; the message says what is missing, for an operator."""
+
+
+class Absent(Unreadable):
+    """What is looked for is not on the page."""
 
 
 @value
@@ -82,6 +86,11 @@ class Page:
             pulse=(*pulse, *(_sum(name, page) or 0.0 for name in self._pulse)),
         )
 
+    def names(self) -> list[str]:
+        """Every name that is looked for, without labels."""
+        others = (self._waiting, self._running, self._preemptions, self._tokens, self._config)
+        return [wanted.name for wanted in (*self._usage, *others, *self._pulse) if wanted is not None]
+
     def missing(self, page: bytes) -> list[str]:
         """Names that are configured and not on the page; of several spellings of one, the first."""
         absent = [] if any(name.series(page) for name in self._usage) else [self._usage[0].spelled]
@@ -92,7 +101,7 @@ class Page:
         for name in self._usage:
             if series := name.series(page):
                 return share(max(number for _, number in series), name.spelled)
-        raise Unreadable(f"no {' or '.join(name.spelled for name in self._usage)} on the page")
+        raise Absent(f"no {' or '.join(name.spelled for name in self._usage)} on the page")
 
     def _size(self, page: bytes) -> float | None:
         """Tokens in the cache: told as such, or as a number of blocks, or not at all."""
@@ -132,7 +141,8 @@ class _Wanted:
         if found is None:
             raise ValueError(f"{spelled!r} is not the name of a metric")
         self.spelled = spelled
-        self._name = found[1].encode()
+        self.name = found[1]
+        self._bytes = found[1].encode()
         self._labels = dict(_LABEL.findall((found[2] or "").encode()))
 
     def series(self, page: bytes) -> list[tuple[Labels, float]]:
@@ -143,7 +153,7 @@ class _Wanted:
         return found
 
     def _lines(self, page: bytes) -> Iterator[tuple[Labels, float]]:
-        name, length = self._name, len(self._name)
+        name, length = self._bytes, len(self._bytes)
         at = page.find(name)
         while at >= 0:
             end = at + length

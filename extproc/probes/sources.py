@@ -12,11 +12,12 @@ import socket
 import ssl
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import aiohttp
 
 from extproc.ports import Clock
-from extproc.probes.exposition import Page, Sample, Unreadable, highest
+from extproc.probes.exposition import Absent, Page, Sample, Unreadable, highest
 from extproc.settings import EngineMetrics, KvSettings, UpstreamSettings
 
 __all__ = ["Instances", "Prometheus", "Source", "Unreachable"]
@@ -46,7 +47,12 @@ class Source(Protocol):
 
 
 class Instances:
-    """The metrics pages of all addresses of an upstream's name, and whatever else they serve."""
+    """The metrics pages of all addresses of an upstream's name, and whatever else they serve.
+
+    To write its whole page costs a busy engine more than we would like to ask of it twice a second. So it is asked for
+    the few metrics that are wanted, as Prometheus' own library for Python lets one. Who does not know of that serves
+    everything; who serves nothing then (that library does, where several processes share a page) is asked for all.
+    """
 
     def __init__(
         self,
@@ -61,6 +67,9 @@ class Instances:
         self._upstream = upstream
         self._path = kv.path
         self._page = Page(names)
+        wanted = "&".join(f"name%5B%5D={quote(name)}" for name in self._page.names())
+        self._some = f"{kv.path}{'&' if '?' in kv.path else '?'}{wanted}"
+        self._whole: set[str] = set()
         self._lookup = _Lookup(upstream.host, upstream.port, clock)
         self._trust: ssl.SSLContext | None = None
 
@@ -70,9 +79,19 @@ class Instances:
 
     async def ask(self, address: str) -> Sample:
         """See Source."""
-        status, page = await self.fetch(address, self._path)
+        if address not in self._whole:
+            try:
+                return await self._read(address, self._some)
+            except Absent:
+                pass
+        sample = await self._read(address, self._path)
+        self._whole.add(address)
+        return sample
+
+    async def _read(self, address: str, path: str) -> Sample:
+        status, page = await self.fetch(address, path)
         if status != OK:
-            raise Unreadable(f"status {status}") if status < BROKEN else Unreachable(f"status {status}")
+            raise Absent(f"status {status}") if status < BROKEN else Unreachable(f"status {status}")
         return self._page.read(page)
 
     async def fetch(self, address: str, path: str, *, method: str = "GET", **more: Any) -> tuple[int, bytes]:

@@ -232,6 +232,16 @@ async def test_the_page_can_go_wrong_in_every_way(start_fake: StartFake) -> None
     assert (status, "metrics must be one of" in answer["error"]) == (400, True)
 
 
+@pytest.mark.parametrize(("engine", "rows"), [("vllm", 1), ("sglang", 0)])
+async def test_metrics_may_be_asked_for_by_name(start_fake: StartFake, engine: str, rows: int) -> None:
+    """As Prometheus' library serves them; it finds none where several processes share a page, as in SGLang."""
+    fake = await start_fake(engine=engine)
+    query = "name[]=vllm:num_requests_running&name[]=sglang:num_running_reqs"
+    async with fake.http.get(f"{fake.url}/metrics?{query}") as response:
+        told = [row for row in (await response.text()).splitlines() if not row.startswith("#")]
+    assert len(told) == rows
+
+
 @pytest.mark.parametrize(
     ("settings", "status", "told"),
     [
