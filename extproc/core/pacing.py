@@ -343,7 +343,7 @@ class Pacer:
             return []
         size = rate, capacity = self._size(now)
         before = self._set
-        settled = self.brake.calm and not self.others and not (self.ramp is not None and self.ramp.active)
+        settled = self.brake.factor >= 1.0 and not self.others and not (self.ramp is not None and self.ramp.active)
         if _near(size, before, ROUNDING if exact or settled else RESIZED):
             return []
         self._set = size
@@ -394,6 +394,7 @@ class Pacer:
 
     def _follow_level(self, seen: Reported, there: float, departed: float, level: float, now: float) -> list[Move]:
         capacity = self._set[1]
+        level = min(level, capacity)
         if there < level - NOTABLE * capacity:
             self._surplus.clear()
             most = max(there, -capacity)
