@@ -1,16 +1,14 @@
 """Stand-ins for tests: a clock that jumps instead of waiting, a client, capacity that suspends, an observer that keeps.
 
-`play(scenario)` runs a coroutine in virtual time: when every task waits for a timer the clock jumps to it, so an hour
-takes as long as its events take. When every task waits for something that no timer will bring, it raises `Stuck`.
+`play(scenario)` runs a coroutine in virtual time, see extproc.sim.virtual.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import selectors
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -20,66 +18,14 @@ from extproc.core.events import Event
 from extproc.core.request import Endpoint, Request, Session, Size
 from extproc.ports import Clock, Departure, Gone, Head
 from extproc.shared.memory import MemoryCapacity
+from extproc.sim.virtual import Stuck, VirtualLoop, play
+
+__all__ = [
+    "FakeExchange", "HandClock", "Ledger", "Observer", "Stuck", "Suspending", "VirtualLoop", "claims", "play",
+    "request",
+]  # fmt: skip
 
 T = TypeVar("T")
-
-
-SPINS_MAX = 100_000
-
-
-class Stuck(Exception):  # noqa: N818 - what it says, not what went wrong
-    """Nothing will ever happen any more, or so much at once that time stands still."""
-
-
-class _Jumping(selectors.SelectSelector):
-    """Never waits: moves the loop's time to its next timer instead."""
-
-    loop: VirtualLoop
-    spins = 0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise Stuck
-        self.spins += 1
-        if timeout > 0:
-            self.loop.jump()
-            self.spins = 0
-        if self.spins > SPINS_MAX:
-            raise Stuck
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time passes only when there is nothing else to do."""
-
-    def __init__(self) -> None:
-        selector = _Jumping()
-        selector.loop = self
-        self.now = 1000.0
-        super().__init__(selector)
-
-    def time(self) -> float:
-        return self.now
-
-    def jump(self) -> None:
-        """To the next timer."""
-        self.now = max(self.now, self._scheduled[0]._when)  # type: ignore[attr-defined]
-
-    def timers(self) -> list[asyncio.TimerHandle]:
-        """What is still scheduled."""
-        return [timer for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
-
-
-def play(scenario: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:
-    """Run `scenario` in a virtual loop of its own, and return what it returns."""
-
-    async def main() -> T:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        return await scenario(loop)
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(main())
 
 
 class HandClock:

@@ -127,17 +127,17 @@ class SimulatedExchange:
 
     async def abort(self, status: int, headers: Sequence[tuple[str, str]], body: bytes, details: str) -> None:
         """See ports.Exchange."""
-        del body, details
+        del body
         if self._router is not None:
-            self._router.abort(Reply(status, dict(headers), admitted=True))
+            self._router.abort(Reply(status, dict(headers), admitted=True), details)
 
 
 class _Router:
     """What Envoy does with one request that was let go."""
 
     __slots__ = (
-        "_aborted", "_attempt", "_began", "_departure", "_first", "_id", "_job", "_listener", "_loop", "_model",
-        "_tried", "_work",
+        "_aborted", "_attempt", "_began", "_departure", "_details", "_first", "_id", "_job", "_listener", "_loop",
+        "_model", "_tried", "_work",
     )  # fmt: skip
 
     def __init__(
@@ -153,6 +153,7 @@ class _Router:
         self._tried = 0
         self._began = self._loop.time() - departure.queue_ms / 1000
         self._aborted: Reply | None = None
+        self._details = ""
         self._model: Model | None = None
         self._work: Work | None = None
 
@@ -173,9 +174,9 @@ class _Router:
         headers = {REASON: "upstream_failed", "x-should-retry": "true", "retry-after": retry}
         return Reply(UNAVAILABLE, headers, admitted=True)
 
-    def abort(self, reply: Reply) -> None:
+    def abort(self, reply: Reply, details: str) -> None:
         """End it from here: the upstream's work is ended, and this is what the client gets."""
-        self._aborted = reply
+        self._aborted, self._details = reply, details
         if self._work is not None and self._model is not None:
             self._work.tell(ABORTED)
             self._model.abandon(self._work)
@@ -281,7 +282,7 @@ class _Router:
                 upstream=name,
                 status=status,
                 flags=flags,
-                details="",
+                details=self._details if final else "",
                 attempt=self._tried if final else 0,
                 duration_s=duration_s,
                 first_token_s=first_s,

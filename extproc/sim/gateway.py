@@ -186,15 +186,19 @@ class Gateway:
             admission.calibration,
             admission.affinity,
             admission.pace,
+            admission.outputs,
+            admission.allowances.sessions.fresh,
             loop,
             process="simulated",
             sessions=SessionRules(settings.identity.session_headers, settings.identity.session_window_s),
             executor=ThreadPoolExecutor(max_workers=1),
+            chance=self._rng.random,
         )
         limits = settings.timeouts
         timing = Timing(limits.first_token_s, limits.prompt_tokens_per_s, limits.stall_s, limits.answer_s)
         dispatch = Dispatch(policy, admission.capacity, loop, timing, wording, admission.breakers.allows)
-        return Handler(reception, admission.flights, admission.limiter, dispatch, wording, loop, admission.observe)
+        flights, limiter = admission.flights, admission.limiter
+        return Handler(reception, admission.copies, flights, limiter, dispatch, wording, loop, admission.observe)
 
     async def _sweep(self) -> None:
         while True:

@@ -207,7 +207,7 @@ function promises() {
       const { told, kept, share } = at(chosen.load, policy).promises;
       return `${percent(share)} (${whole(kept)} of ${whole(told)})`;
     }),
-    textposition: "auto", hoverinfo: "none",
+    textposition: "auto", insidetextfont: { color: css("--card") }, hoverinfo: "none",
   }], { bargap: 0.35, shapes: asked.length ? goal : [], margin: { l: 110, r: 12, t: 8, b: 40 },
         xaxis: { tickformat: ".0%", range: [0, 1.05] }, yaxis: { autorange: "reversed" },
         annotations: asked.length ? [] : [{ text: "nobody was told to come back", showarrow: false, xref: "paper",

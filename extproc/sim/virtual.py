@@ -43,6 +43,7 @@ class _Jumping(selectors.SelectSelector):
             return _NOTHING
         self.spins += 1
         if self.spins > SPINS_MAX:
+            self.spins = 0  # what is left can still be wound up
             raise Stuck
         return _NOTHING
 
