@@ -209,11 +209,11 @@ def test_free_and_unpriced_models_need_no_budget(kind: type[Ledger]) -> None:
 
     async def scenario(loop: VirtualLoop) -> None:
         desk = Desk(loop, kind, replace(POLICY, upstreams=upstreams))
-        await desk.capacity.take([_ask("tenant/agent/usd_hour", 50.0)])
+        await desk.capacity.change([_back("tenant/agent/usd_hour", -51.0)])
         for order in ("a", "b", "ab"):
             await fly(desk, order, tenant="agent")
         assert [event.cost_usd for event in desk.observer.of(Settled)] == [0.0, None, 0.0]
-        assert desk.left("tenant/agent/usd_hour") == 0
+        assert desk.left("tenant/agent/usd_hour") == -1
 
     play(scenario)
 
@@ -530,6 +530,7 @@ def test_a_request_too_large_for_a_minute_is_refused_shadowed_or_observed() -> N
         desk = Desk(loop)
         assert (await refused(desk.take_off("a", **large))).reason is Reason.TOO_LARGE
         await (await desk.take_off("a", **large, observed=True)).land()
+        assert desk.held("tenant") == {"tenant/vip/total": 2040, "tenant/vip/requests": 1}
         assert [event.reason for event in desk.observer.of(Observed)] == [Reason.TOO_LARGE]
         desk = Desk(loop, Ledger, with_tenant(name="vip", shadow=frozenset({"tpm"})))
         await (await desk.take_off("a", **large)).land()
@@ -639,6 +640,27 @@ def test_whoever_is_told_of_later_finds_the_counter_it_took_from(kind: type[Ledg
             await fly(desk, tenant=f"t{i}", session=Session(f"s{i}"))
         assert "x" not in _tenants(desk)
         assert (desk.allowances.unlisted, len(desk.allowances.sessions)) == (2, 2)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_is_declared_anew_is_not_forgotten_by_an_earlier_word(seed: int) -> None:
+    """Forgotten for a newcomer and back at the same moment: whichever call is faster, both are counted."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        policy = replace(with_anybody(concurrency=1), sessions=SessionLimits(max_tokens=1000, limit=1))
+        desk = Desk(loop, Suspending, policy, most=1)
+        assert isinstance(desk.capacity, Suspending)
+        desk.capacity._rng = random.Random(seed)
+        await fly(desk, tenant="x")
+        await desk.settle_down()
+        trips = await asyncio.gather(desk.take_off("a", tenant="y"), desk.take_off("a", tenant="x"))
+        counted = {key for key in desk.store if key.split("/")[1] in ("x", "y")}
+        assert counted == {f"{of}" for name in "xy" for of in (f"tenant/{name}/slots", f"session/{name}/s/tokens")}
+        assert (await refused(desk.take_off("a", tenant="x"))).reason is Reason.TENANT_CONCURRENCY
+        for trip in trips:
+            await trip.land()
 
     play(scenario)
 

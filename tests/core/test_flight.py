@@ -221,6 +221,14 @@ def test_a_client_that_left_an_attempt_that_was_cut_pays_its_input_once(first: s
     assert book.dollars() == pytest.approx(1.8)
 
 
+def test_a_client_that_left_where_it_had_been_refused_pays_no_dollars() -> None:
+    """Nothing was begun there; its tokens are still those of its prompt."""
+    book = departed("b", "a")
+    book.apply(book.flight.attempt_failed("b", Refund.ALL, last=True))
+    book.apply(book.flight.unserved("b"))
+    assert (book.dollars(), book.of_session(), book.flight.cost) == (0, 60, None)
+
+
 def test_what_is_held_in_a_cache_moves_with_the_slot() -> None:
     """Each upstream has its own claim, or none; what the last one holds comes back when the stream ends."""
     book = departed("a", "b", "c")
