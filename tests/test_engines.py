@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 import ssl
 import subprocess
@@ -303,7 +304,7 @@ class Script:
         self.asked.append((loop.time(), address))
         self.at_once += 1
         try:
-            answer = self.instances[address]
+            answer = self.instances.get(address, "gone")
             if isinstance(answer, float):
                 await asyncio.sleep(answer)
                 answer = f"no answer in {answer:g} s"
@@ -650,6 +651,67 @@ def test_rounds_keep_their_pace() -> None:
     watched(Script(a=Sample(0.5)), scenario)
 
 
+class Restless(Script):
+    """Instances that come and go, hang, fail and answer late.
+
+    said: of each that is there, when it was last asked with success, and when it answered; usages: all that was said.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self.rng = rng
+        self.asking: set[str] = set()
+        self.said: dict[str, tuple[float, float]] = {}
+        self.usages: set[float] = set()
+
+    def stir(self) -> None:
+        """Something changes."""
+        name = f"i{self.rng.randrange(4)}"
+        if name in self.instances and self.rng.random() < 0.3:
+            del self.instances[name]
+            self.said.pop(name, None)
+        else:
+            self.instances[name] = self.rng.choice([Sample(self.rng.random()), "status 500", 0.3, 8.0])
+
+    async def ask(self, address: str) -> Sample:
+        assert address not in self.asking, "asked twice at once"
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        self.asking.add(address)
+        try:
+            await asyncio.sleep(self.rng.choice([0.0, 0.01, 0.4]))
+            sample = await super().ask(address)
+        finally:
+            self.asking.remove(address)
+        self.said[address] = asked, loop.time()
+        self.usages.add(sample.usage)
+        return sample
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_instances_do(seed: int) -> None:
+    """Over random histories: none is asked twice at once; every reading is what somebody said, and not stale; there is
+    one as long as somebody has said something lately, and none when nobody has.
+    """
+    print(f"seed {seed}")  # noqa: T201 - to play it again
+    script = Restless(random.Random(seed))
+
+    async def scenario(there: Watched) -> None:
+        for _ in range(150):
+            script.stir()
+            reading = await there.after(script.rng.uniform(1.3, 2.5))
+            now = there.loop.time()
+            if any(now - asked < 4.0 and now - answered > 0.8 for asked, answered in script.said.values()):
+                assert reading is not None
+            if all(now - asked > 6.5 for asked, _ in script.said.values()):
+                assert reading is None
+        told = [reading for reading in there.capacity.readings if reading is not None]
+        assert len(told) > 50
+        assert all(reading.usage in script.usages and 0.0 <= reading.age_s <= 5.0 for reading in told)
+
+    watched(script, scenario, pulse=False)
+
+
 # Over real HTTP.
 
 
@@ -702,7 +764,9 @@ def resolve_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
     return known
 
 
-async def test_every_address_of_a_name_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_address_of_a_name_is_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A headless service: the fullest counts. Of two families only IPv4 does, as with the router."""
     async with fake_engines({"kv_usage": 0.25, "kv_tokens": 1600}, {"kv_usage": 0.75, "kv_tokens": 3200}) as engines:
         port = engines[0].url.rpartition(":")[2]
@@ -710,6 +774,7 @@ async def test_every_address_of_a_name_is_asked(monkeypatch: pytest.MonkeyPatch)
         async with watching(url=f"http://engines.example:{port}") as capacity:
             reading = await told(capacity, lambda r: r is not None and r.instances == 2)
             assert (reading.usage, reading.tokens) == (0.75, 2400.0)
+            assert caplog.text == ""
             engines[1].provider.change({"metrics": "missing"})
             assert (await told(capacity, lambda r: r is not None and r.instances == 1)).usage == 0.25
 
