@@ -50,9 +50,9 @@ async def asked(fake: dict[str, Any], provider: str = "vllm", **upstream: Any) -
         ({"server_info": True}, "vllm", "", False),
         ({"server_info": True, "priorities": "ignored"}, "vllm", f"vLLM ignores priorities: {ON}", True),
         ({"priorities": "refused"}, "vllm", f"vLLM ignores priorities: {ON}", True),
-        ({}, "vllm", "vLLM does not tell whether it runs with --scheduling-policy priority", False),
-        ({"priorities": "ignored"}, "vllm", "vLLM does not tell whether it runs", False),
-        ({"key": "sk-1"}, "vllm", "vLLM does not tell whether it runs", False),
+        ({}, "vllm", "make sure that vLLM runs with --scheduling-policy priority", False),
+        ({"priorities": "ignored"}, "vllm", "make sure that vLLM runs with", False),
+        ({"key": "sk-1"}, "vllm", "make sure that vLLM runs with", False),
         ({"engine": "sglang"}, "sglang", "", False),
         (
             {"engine": "sglang", "priorities": "ignored"},

@@ -173,7 +173,9 @@ class _Engine:
                 return [] if policy == "priority" else [ignores]
         if await self._refuses(model):
             return [ignores]
-        what = "vLLM does not tell whether it runs with --scheduling-policy priority (VLLM_SERVER_DEV_MODE=1 would)"
+        what = (
+            "make sure that vLLM runs with --scheduling-policy priority; it does not tell, and ignores them otherwise"
+        )
         return [Finding(place, what)]
 
     async def _refuses(self, model: str) -> bool:
