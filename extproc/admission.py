@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from math import inf, isfinite
+from math import ceil, inf, isfinite
 
 from extproc import tokens
 from extproc.allowances import Allowances
 from extproc.breakers import Breakers
+from extproc.copies import Copies
 from extproc.core.affinity import Affinity
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.capacity import Store
-from extproc.core.events import Event
+from extproc.core.events import Event, Settled
 from extproc.core.flight import Flight
 from extproc.core.forecast import Pace
 from extproc.core.lanes import Lanes
+from extproc.core.outputs import Outputs
 from extproc.core.policy import Kind, Limit, Policy
 from extproc.core.quota import account_of
-from extproc.core.request import Usage
+from extproc.core.request import Request, Usage
+from extproc.core.retries import RetryBudget
 from extproc.core.routing import bucket_key, kv_key, slots_key
 from extproc.core.watermark import Watermark
 from extproc.flights import Flights
@@ -58,6 +61,7 @@ class Admission:
         self._listener = observe
         observe = self.observe
         self.policy = policy
+        self._clock = clock
         self._calibrate = calibrate
         self.breakers = Breakers(policy.upstreams.values(), clock, observe, chance)
         store = _store(policy, levels or {}, clock.time(), epoch_offset)
@@ -68,6 +72,9 @@ class Admission:
         self.pace = Pace()
         self.calibration = tokens.Calibration()
         self.affinity = Affinity()
+        self.outputs = Outputs(policy.output_percentile, policy.default_output_tokens)
+        self.retries = RetryBudget(policy.retries)
+        self.copies = Copies(clock, observe, self.retries)
         self.limiter = Limiter(
             self.lanes,
             self.capacity,
@@ -77,6 +84,7 @@ class Admission:
             observe,
             self.breakers.earliest_probe,
             frozenset(name for name, upstream in policy.upstreams.items() if upstream.owned),
+            patience=self._patience,
         )
         self.breakers.moved = self.limiter.kick
         self.flights = Flights(
@@ -106,6 +114,8 @@ class Admission:
     def observe(self, event: Event) -> None:
         """Hear an event, and pass it on."""
         self.pacing.observe(event)
+        if isinstance(event, Settled):
+            self.copies.settled(event)
         self._listener(event)
 
     async def hear(self, record: Record) -> None:
@@ -124,10 +134,18 @@ class Admission:
         store = self.capacity.levels()
         return {key: store[key] for key in self._durable if key in store}
 
-    def _learn_size(self, flight: Flight, upstream: str, usage: Usage) -> None:
+    def _patience(self, request: Request) -> float:
+        """Whether a retry may wait: 0, or the seconds after which it may come again."""
+        return self.retries.spend(request.tenant, self._clock.time())
+
+    def _learn_size(self, flight: Flight, upstream: str, usage: Usage, *, complete: bool) -> None:
+        request = flight.request
+        if complete and usage.output:
+            each = ceil(usage.output / request.choices)
+            self.outputs.learn(request.tenant, request.model, each, capped=request.capped)
         if usage.input and self._calibrate and upstream in self.policy.upstreams:
-            model = self.policy.upstreams[upstream].own_name(flight.request.model)
-            self.calibration.learn(model, flight.request.counted, usage.input)
+            model = self.policy.upstreams[upstream].own_name(request.model)
+            self.calibration.learn(model, request.counted, usage.input)
 
 
 def _store(policy: Policy, known: Mapping[str, tuple[float, float]], now: float, epoch_offset: float) -> Store:

@@ -13,24 +13,20 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from extproc import dialects, tokens
+from extproc import tokens
 from extproc.admission import Admission
 from extproc.console import state
-from extproc.core.bucket import TokenBucket
-from extproc.core.capacity import Declare, Resize, Seats
+from extproc.core.capacity import Seats
 from extproc.core.events import Event
 from extproc.core.identity import Directory
-from extproc.core.policy import Kind, Limit, Upstream
-from extproc.core.routing import bucket_key, slots_key
+from extproc.core.routing import slots_key
 from extproc.dispatch import Dispatch, Timing
 from extproc.handler import Handler
-from extproc.ports import Record
 from extproc.probes.canary import Canary, Target
 from extproc.probes.engines import Engines
 from extproc.reception import Reception, SessionRules
@@ -92,7 +88,7 @@ class Service:
         self.server = Server(
             settings.service.address,
             self._handler(),
-            self._learn,
+            admission.hear,
             max_body_bytes=settings.gateway.max_body_bytes,
         )
         self._watchdog = Watchdog(settings.service.watchdog_s)
@@ -104,13 +100,13 @@ class Service:
         settings = self.settings
         models = [model for route in self.policy.routes for model in route.models]
         await self.clock.run_in_executor(self._executor, tokens.preload, models)
-        self._console = await state.serve(settings.service.console, self.state)
+        self._console = await state.serve(settings.service.console, self.state, self.admission.allowances)
         await self.server.start()
         gc.freeze()  # what has been loaded stays: no collection need look at it again
         self._watchdog.start()
         canary = Canary(
             f"http://127.0.0.1:{settings.gateway.probe_port}",
-            {name: Target(u, _canary_model(settings, u)) for name, u in self.policy.upstreams.items()},
+            {name: Target(u, settings.model_of(name)) for name, u in self.policy.upstreams.items()},
             self.breakers,
             self.capacity,
             self.clock,
@@ -157,9 +153,11 @@ class Service:
         return {
             **state.describe(self.lanes, self.capacity.levels(), now),
             "breakers": breakers,
+            "pacing": self.admission.pacing.state(),
             "flying": len(self.flights),
             "unsettled": self.flights.unsettled,
             "draining": self.limiter.draining,
+            "callers": self.admission.allowances.state(),
             "tally": self.tally.snapshot(),
         }
 
@@ -170,45 +168,29 @@ class Service:
         wording = Wording(settings.status_of, random.random)
         reception = Reception(
             self.policy,
-            Directory(self.policy.tenants, identity.tenant, identity.unknown == "reject", keys),
+            Directory(
+                self.policy.tenants, identity.tenant, identity.unknown == "reject", keys, self.policy.any_tenant
+            ),
             self.admission.calibration,
             self.admission.affinity,
             self.admission.pace,
+            self.admission.outputs,
+            self.admission.allowances.sessions.fresh,
             self.clock,
             process=self.process,
             sessions=SessionRules(identity.session_headers, identity.session_window_s),
             executor=self._executor,
+            chance=random.random,
         )
         timing = Timing(timeouts.first_token_s, timeouts.prompt_tokens_per_s, timeouts.stall_s, timeouts.answer_s)
         dispatch = Dispatch(self.policy, self.capacity, self.clock, timing, wording, self.breakers.allows)
-        return Handler(reception, self.flights, self.limiter, dispatch, wording, self.clock, self.observe)
-
-    async def _learn(self, record: Record) -> None:
-        await self.flights.record(record)
-        upstream = self.policy.upstreams.get(record.upstream)
-        if upstream is not None and upstream.learn and record.headers:
-            await self._learn_limits(upstream, record)
-
-    async def _learn_limits(self, upstream: Upstream, record: Record) -> None:
-        kinds = {"tokens": Kind.TOTAL, "requests": Kind.REQUESTS, "input": Kind.INPUT, "output": Kind.OUTPUT}
-        for seen in dialects.reported(upstream.provider, record.headers, time.time()):
-            if seen.limit and seen.limit > 0:
-                per_second = seen.limit / seen.window_s
-                limit = Limit("*", kinds[seen.kind], per_second * 60, per_second * 10)
-                key, now = bucket_key(upstream.name, limit), self.clock.time()
-                await self.capacity.tune(
-                    [
-                        Declare(key, TokenBucket(per_second, limit.capacity, 0.0, now)),
-                        Resize(key, per_second, limit.capacity),
-                        Seats(slots_key(upstream.name), upstream.concurrency or inf),
-                    ]
-                )
-                self.limiter.kick()
+        copies, observe = self.admission.copies, self.admission.observe
+        return Handler(reception, copies, self.flights, self.limiter, dispatch, wording, self.clock, observe)
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            await self.flights.sweep()
+            await self.admission.sweep()
             self._save_levels()
 
     async def _ramp(self) -> None:
@@ -234,14 +216,6 @@ class Service:
 def _known_levels(settings: Settings) -> Mapping[str, tuple[float, float]]:
     path = settings.service.state_file
     return levels.load(Path(path), time.time()) if path else {}
-
-
-def _canary_model(settings: Settings, upstream: Upstream) -> str:
-    named = settings.upstreams[upstream.name].canary_model or next(iter(upstream.models.values()), None)
-    if named is not None:
-        return named
-    served = (m for r in settings.routes if upstream.name in r.chain for m in r.models if "*" not in m)
-    return upstream.own_name(next(served, "default"))
 
 
 def _end_if_broken(task: asyncio.Task[Any]) -> None:

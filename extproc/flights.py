@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
+from typing import Protocol
 
 from extproc.allowances import NOTHING, Allowance, Allowances
 from extproc.breakers import Breakers
@@ -55,10 +56,19 @@ CUT = frozenset(
 STALLED = "stream_idle_timeout"
 TIMED_OUT = "response_timeout"
 """Flag and details of a request that Envoy ended by itself: no record of an attempt tells of that."""
+REPLACED = f"tidegate_{Reason.EVICTED}"
+"""Details of a request that was ended here while it ran, because its client had sent it again: that one is gone."""
 RATES = 4096
 """Most models and chains whose prices are remembered together."""
 PERIODS = {"usd_day": "day", "usd_hour": "hour"}
 """Budgets of a tenant, and what their periods are called."""
+
+
+class Learned(Protocol):
+    """Hears what an upstream reported of a request; complete: of a whole answer."""
+
+    def __call__(self, flight: Flight, upstream: str, usage: Usage, *, complete: bool) -> None:
+        """Learn from it."""
 
 
 class Flights:
@@ -77,7 +87,7 @@ class Flights:
         grace_s: float,
         affinity: Affinity,
         freed: Callable[[], None],
-        learned: Callable[[Flight, str, Usage], None],
+        learned: Learned,
         settled: Callable[[Request, Size], None] = lambda _request, _used: None,
     ) -> None:
         """`freed` is called after capacity came back; `learned` hears of every usage that an upstream reported, and
@@ -275,7 +285,7 @@ class Flights:
 
     async def _final(self, flight: Flight, record: Record) -> None:
         flight.attempts = max(flight.attempts, record.attempt)
-        client_gone = bool(record.flags & CLIENT_LEFT) or record.status == 0
+        client_gone = bool(record.flags & CLIENT_LEFT) or record.status == 0 or record.details == REPLACED
         usage: Usage | None = None
         if 0 < record.status < 400:  # noqa: PLR2004 - an answer was begun
             usage = self._usage(flight, record)
@@ -307,7 +317,7 @@ class Flights:
         if state := record.tail.get("state"):
             self._affinity.learn(str(state), record.upstream)
         if usage is not None:
-            self._learned(flight, record.upstream, usage)
+            self._learned(flight, record.upstream, usage, complete=complete)
             if usage.output and record.duration_s and complete:
                 generating = record.duration_s - flight.waited_s - (record.first_token_s or 0.0)
                 self._pace.learn_output(flight.request.model, generating, usage.output)
@@ -415,7 +425,7 @@ def _settled(flight: Flight, record: Record, usage: Usage | None, *, client_gone
         request=flight.request,
         upstream=record.upstream,
         attempts=max(1, flight.attempts),
-        status=record.status,
+        status=0 if record.details == REPLACED and record.status >= 400 else record.status,  # noqa: PLR2004 - HTTP
         usage=usage,
         waited_s=flight.waited_s,
         first_token_s=record.first_token_s,

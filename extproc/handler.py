@@ -1,6 +1,7 @@
 """The way of one request, top to bottom.
 
-greet -> read -> price -> the tenant's own quota -> wait for a turn -> depart -> until its response has ended.
+greet -> read -> price -> the only copy -> the caller's own quota -> wait for a turn -> depart -> until its response has
+ended.
 
 What was taken on the way is given back by leaving `async with`, whatever the end. Every refusal is raised where its
 reason is known and answered here, once. What the request really cost is learned later, from records (see flights).
@@ -8,7 +9,12 @@ reason is known and answered here, once. What the request really cost is learned
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
+from math import inf
+
 from extproc import dialects
+from extproc.copies import REPLACED, Copies
 from extproc.core.events import Admitted, Refused
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Endpoint
@@ -32,6 +38,7 @@ class Handler:
     def __init__(
         self,
         reception: Reception,
+        copies: Copies,
         flights: Flights,
         limiter: Limiter,
         dispatch: Dispatch,
@@ -41,6 +48,7 @@ class Handler:
     ) -> None:
         """Keep them."""
         self._reception = reception
+        self._copies = copies
         self._flights = flights
         self._limiter = limiter
         self._dispatch = dispatch
@@ -61,10 +69,11 @@ class Handler:
             request, wants = await self._reception.price(greeting, document)
             if request.bytes > WORTH_FREEING:
                 document = document and dialects.without_prompt(document)
-            async with self._flights.board(request, wants.names) as flight:
-                grant = await self._limiter.acquire(request, wants, exchange.hold)
+            async with self._copies.sole(request) as copy, self._flights.board(request, wants.names) as flight:
+                grant = await self._limiter.acquire(request, wants, exchange.hold, copy.since)
                 departure = self._dispatch.depart(flight, wants, grant.upstream, greeting, document)
-                self._observe(Admitted(request, departure.order, flight.waited_s))
+                copy.departs(partial(self._abort, exchange, head))
+                self._observe(Admitted(request, departure.order, flight.waited_s, grant.predicted_s))
                 await exchange.forward(departure)
                 del document, departure  # a long answer need not keep its question in memory
                 await exchange.ended()
@@ -96,7 +105,12 @@ class Handler:
             )
         )
         headers, body = self._wording.answer(head, refusal)
-        try:
+        with suppress(Gone):
             await exchange.answer(refusal.status, headers, body, f"tidegate_{refusal.reason}")
-        except Gone:
-            return
+
+    async def _abort(self, exchange: Exchange, head: Head) -> None:
+        """End a request that runs, because its retry has come. Its client has nearly always left."""
+        refusal = self._wording.refusal(Rejected(Reason.EVICTED, REPLACED, retry_after=inf))
+        headers, body = self._wording.answer(head, refusal)
+        with suppress(Gone):
+            await exchange.abort(refusal.status, headers, body, f"tidegate_{refusal.reason}")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import field
 from itertools import count
 from math import inf, isfinite
 
@@ -53,22 +54,28 @@ class Wants:
 
 @value
 class Grant:
-    """The upstream that serves first; its claims are taken and belong to the caller now. waited: whether it queued."""
+    """The upstream that serves first; its claims are taken and belong to the caller now.
+
+    waited: whether it queued. predicted_s: the forecast of its wait then, None when it did not queue.
+    """
 
     upstream: str
     waited: bool
+    predicted_s: float | None = field(default=None, compare=False)
 
 
 class _Turn(Waiter):
     """A waiter with the means to wake it."""
 
-    __slots__ = ("event", "timer", "wants")
+    __slots__ = ("event", "inherits", "predicted_s", "timer", "wants")
 
-    def __init__(self, request: Request, seq: int, wants: Wants) -> None:
+    def __init__(self, request: Request, seq: float, wants: Wants, *, inherits: bool = False) -> None:
         super().__init__(request, Group(), seq)
         self.event = asyncio.Event()
         self.timer: asyncio.TimerHandle | None = None
         self.wants = wants
+        self.inherits = inherits
+        self.predicted_s = 0.0
 
 
 class Limiter:
@@ -84,10 +91,13 @@ class Limiter:
         observer: Observer,
         earliest_probe: Callable[[tuple[str, ...]], float],
         owned: frozenset[str] = frozenset(),
+        *,
+        patience: Callable[[Request], float] = lambda _: 0.0,
     ) -> None:
         """`earliest_probe` tells when the first of some upstreams may be tried again, on the clock.
 
-        owned: upstreams that serve when nobody else can be waited for.
+        owned: upstreams that serve when nobody else can be waited for. patience: asked of a client's retry that would
+        have to wait, in a place of its own: 0 when it may, else the seconds after which it may come again.
         """
         self.lanes = lanes
         self.draining = False
@@ -98,6 +108,7 @@ class Limiter:
         self._observe = observer
         self._earliest_probe = earliest_probe
         self._owned = owned
+        self._patience = patience
         self._demand = forecast.Demand()
         self._seq = count()
         self._wake = asyncio.Event()
@@ -124,10 +135,12 @@ class Limiter:
             waiter.event.set()
         self._wake.set()
 
-    async def acquire(self, request: Request, wants: Wants, queued: Callable[[float], Awaitable[None]]) -> Grant:
+    async def acquire(
+        self, request: Request, wants: Wants, queued: Callable[[float], Awaitable[None]], since: float | None = None
+    ) -> Grant:
         """The capacity of one upstream, taken. Rejected when it cannot be had in time; `queued` hears of a real wait.
 
-        Cancellation at any await leaves nothing taken.
+        since: the arrival whose place in line it has, if not its own. Cancellation at any await leaves nothing taken.
         """
         if self.draining:
             raise Rejected(Reason.DRAINING, retry_after=1.0)
@@ -136,12 +149,12 @@ class Limiter:
             option = await self._at_once(request, wants)
             if option is not None:
                 return Grant(option.name, waited=False)
-        turn = self._join(request, wants)
+        turn = self._join(request, wants, since)
         try:
             await self._first_look(turn)
             if turn.granted is None:
                 await self._wait(turn, queued)
-                return Grant(self._granted(turn), waited=True)
+                return Grant(self._granted(turn), waited=True, predicted_s=turn.predicted_s)
             return Grant(turn.granted.name, waited=False)
         except BaseException:
             await self._leave(turn)
@@ -197,13 +210,18 @@ class Limiter:
     def _note(self, request: Request, option: Option) -> None:
         self._demand.note(self.lanes.rules[request.lane].rank, option.claims, self._clock.time())
 
-    def _join(self, request: Request, wants: Wants) -> _Turn:
-        turn = _Turn(request, next(self._seq), wants)
+    def _join(self, request: Request, wants: Wants, since: float | None) -> _Turn:
+        turn = _Turn(request, self._place(since), wants, inherits=since is not None)
         rule = self.lanes.rules[request.lane]
         turn.spilled = rule.when_busy is WhenBusy.SPILL and self._first_choice_wait(turn) > rule.spill_after_s
         turn.group = _group(turn)
         self.lanes.join(turn)
         return turn
+
+    def _place(self, since: float | None) -> float:
+        """The place of a newcomer, or that of one who arrived at `since`: before all that came later."""
+        later = [] if since is None else [w.seq for w in self.lanes.waiters() if w.request.arrived > since]
+        return min(later) - 0.5 if later else next(self._seq)
 
     async def _first_look(self, turn: _Turn) -> None:
         """Return when who just joined was granted, or a pass has come by without granting it."""
@@ -241,6 +259,9 @@ class Limiter:
 
     def _refuse_hopeless(self, turn: _Turn) -> None:
         request, wants = turn.request, turn.wants
+        if request.retries and not turn.inherits and (again := self._patience(request)):
+            again = max(again, self.retry_after_s(request, wants, turn))
+            raise Rejected(Reason.LANE_FULL, "the retry budget of this tenant is spent", retry_after=again)
         if self.lanes.full(request.lane):
             raise Rejected(Reason.LANE_FULL, retry_after=self.retry_after_s(request, wants, turn))
         left = request.wait_until - self._clock.time()
@@ -253,6 +274,7 @@ class Limiter:
             predicted = self.predicted_s(request, wants, turn)
         if predicted > left:
             raise Rejected(Reason.DEADLINE_UNMEETABLE, retry_after=self.retry_after_s(request, wants, turn))
+        turn.predicted_s = predicted
         self._observe(Queued(request, predicted))
 
     def _waited_too_long(self, turn: _Turn) -> Rejected:

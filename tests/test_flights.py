@@ -111,7 +111,7 @@ class Desk:
             grace_s=GRACE_S,
             affinity=self.affinity,
             freed=self._freed,
-            learned=lambda _, upstream, usage: self.learned.append((upstream, usage)),
+            learned=lambda _, upstream, usage, *, complete: self.learned.append((upstream, usage)),  # noqa: ARG005
             settled=lambda request, used: self.used.append((request.ticket, used)),
         )
         self.tickets = 0

@@ -49,7 +49,7 @@ class Waiter:
 
     request: Request
     group: Group
-    seq: int
+    seq: float
     spilled: bool = False
     gone: bool = False
     granted: Option | None = None
@@ -173,5 +173,5 @@ class Lanes:
                 yield from list(group.waiters)
 
 
-def _seq(head: tuple[Waiter, bool]) -> int:
+def _seq(head: tuple[Waiter, bool]) -> float:
     return head[0].seq

@@ -127,7 +127,7 @@ class Request:
     counted: input tokens as the tokenizer counted them, before the learned correction. bytes: body held in memory.
     weight, vip: its tenant's standing inside the lane. fingerprint: equal for a request and its retries, empty when it
     cannot be told. retries: how often its client has sent it before. fresh: its session was never served. observed: it
-    is decided upon, but neither held nor refused.
+    is decided upon, but neither held nor refused. choices: answers asked for. capped: the client itself limits output.
     """
 
     id: str
@@ -151,6 +151,8 @@ class Request:
     retries: int = 0
     fresh: bool = False
     observed: bool = False
+    choices: int = 1
+    capped: bool = False
 
     @property
     def dialect(self) -> Dialect:

@@ -154,6 +154,7 @@ class _Router:
         self._began = self._loop.time() - departure.queue_ms / 1000
         self._aborted: Reply | None = None
         self._details = ""
+        self._details = ""
         self._model: Model | None = None
         self._work: Work | None = None
 
