@@ -230,27 +230,31 @@ function overTime() {
     hovertemplate: "%{y:.0%}", connectgaps: false,
   })), { ...plain, yaxis: { tickformat: ".0%", range: [-0.03, 1.05], dtick: 0.25 } });
   stacked("t-waiting", one, one.series.waiting, plain, (index) => laneColor(index), "requests");
-  const bucket = [...pairs(one.series.account, "provider", "--priority", "solid"), ...pairs(one.series.bucket, "gateway", "--tidegate", "dot")];
+  const bucket = [...pairs(one.series.account, "provider", "solid"), ...pairs(one.series.bucket, "gateway", "dot")];
   shown("t-bucket", bucket, plain, one, { tickformat: ".0%", range: [Math.min(-0.03, ...bucket.flatMap((t) => t.y)), 1.05] });
-  const kv = [...pairs(one.series.kv, "engine", "--lane0", "solid"), ...pairs(one.series.known, "gateway", "--tidegate", "dot")];
+  const kv = [...pairs(one.series.kv, "engine", "solid"), ...pairs(one.series.known, "gateway", "dot")];
   shown("t-kv", kv, plain, one, { tickformat: ".0%", range: [-0.03, 1.05] });
-  const colors = ["--priority", "--fifo", "--lane2", "--none"];
-  const running = Object.entries(one.series.running).map(([name, values], index) => ({
-    x: one.series.at_s, y: values, name: `${name}, running`, mode: "lines", line: { color: css(colors[index % 4]), width: 2 },
+  const running = Object.entries(one.series.running).map(([name, values]) => ({
+    x: one.series.at_s, y: values, name: `${name}, running`, mode: "lines", line: { color: hue(name), width: 2 },
   }));
-  const queued = Object.entries(one.series.queued).map(([name, values], index) => ({
+  const queued = Object.entries(one.series.queued).map(([name, values]) => ({
     x: one.series.at_s, y: values, name: `${name}, in its own line`, mode: "lines",
-    line: { color: css(colors[index % 4]), width: 1.5, dash: "dot" },
+    line: { color: hue(name), width: 1.5, dash: "dot" },
   }));
   draw("t-running", [...running, ...queued], { ...plain, showlegend: true, yaxis: { title: { text: "requests" }, rangemode: "tozero" } });
 }
 
-function pairs(rows, whose, color, dash) {
+function hue(upstream) {
+  const colors = ["--priority", "--fifo", "--lane2", "--lane0", "--none"];
+  return css(colors[Object.keys(outcomes[0].upstreams).indexOf(upstream) % colors.length]);
+}
+
+function pairs(rows, whose, dash) {
   const one = at(chosen.load, chosen.policy);
   const many = Object.keys(rows).length > 1;
-  return Object.entries(rows).map(([name, values], index) => ({
+  return Object.entries(rows).map(([name, values]) => ({
     x: one.series.at_s, y: values, name: many ? `${name}, ${whose}` : whose, mode: "lines",
-    line: { color: index ? laneColor(index) : css(color), width: dash === "dot" ? 1.5 : 2, dash },
+    line: { color: dash === "dot" && !many ? css("--tidegate") : hue(name), width: dash === "dot" ? 1.5 : 2, dash },
     hovertemplate: "%{y:.0%}",
   }));
 }
