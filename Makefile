@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check format bench protos dropin clean
+.PHONY: help up test check format bench schedules protos dropin clean
 
 help: ## list these commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -38,6 +38,9 @@ format: $(STAMP) ## format the code and mend what ruff can mend
 
 bench: $(STAMP) ## measure against Envoy alone and against a no-op service
 	$(BIN)/python -m tests.load.bench
+
+schedules: $(STAMP) ## play 10,000 random schedules in the simulator: nothing may be lost or held
+	TIDEGATE_SCHEDULES=10000 $(BIN)/python -m pytest tests/sim/test_sim_balance.py
 
 protos: $(STAMP) ## generate extproc/wire/pb from protos/
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. protos/extproc/wire/pb/*.proto
