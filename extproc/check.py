@@ -48,6 +48,7 @@ def advice(settings: Settings) -> Iterator[str]:
     yield from _keys(settings)
     yield from _models(settings)
     yield from _engines(settings)
+    yield from _prices(settings)
     if not settings.service.state_file:
         yield "note: service.state_file: not set, buckets start empty after a restart"
 
@@ -75,6 +76,15 @@ def _models(settings: Settings) -> Iterator[str]:
         for model in tenant.models:
             if model not in served and not any("*" in one for one in (model, *served)):
                 yield f"note: tenants.{name}.models: no route serves {model!r}"
+
+
+def _prices(settings: Settings) -> Iterator[str]:
+    limits = [tenant.usd_per_hour or tenant.usd_per_day for tenant in settings.tenants.values()]
+    limits += [tenant.sessions.max_usd for tenant in settings.tenants.values() if tenant.sessions]
+    if any((*limits, settings.sessions.max_usd)):
+        for name, upstream in settings.upstreams.items():
+            if not upstream.prices and not upstream.owned:
+                yield f"note: upstreams.{name}.prices: not set, what it serves counts against nobody's dollars"
 
 
 def _engines(settings: Settings) -> Iterator[str]:

@@ -265,3 +265,27 @@ async def test_a_page_that_is_right_is_nothing_to_speak_of() -> None:
 
     async with serving(answer) as port:
         assert await findings(f"http://127.0.0.1:{port}", kv={}) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, False),
+        ({"tenants": {"t": {"rpm": 5, "sessions": {"max_tokens": 5}}}}, False),
+        ({"tenants": {"t": {"usd_per_hour": 5}}}, True),
+        ({"tenants": {"t": {"usd_per_day": 5}}}, True),
+        ({"tenants": {"t": {"sessions": {"max_usd": 5}}}}, True),
+        ({"sessions": {"max_usd": 5}}, True),
+    ],
+)
+def test_a_limit_in_dollars_without_prices_is_told(more: dict[str, Any], said: bool) -> None:  # noqa: FBT001
+    """Of every upstream that costs somebody something; what is owned needs none."""
+    upstreams = {
+        "dear": {"provider": "openai", "limits": [{"tpm": 1000}], "prices": {"*": {"input": 1, "output": 2}}},
+        "unknown": {"provider": "openai", "limits": [{"tpm": 1000}]},
+        "ours": {"provider": "fake", "url": "http://127.0.0.1:1", "owned": True, "concurrency": 5},
+    }
+    raw = {"upstreams": upstreams, "routes": [{"models": ["*"], "chain": list(upstreams)}], **more}
+    lines = [line for line in advice(parse(yaml.safe_dump(raw), "test")) if "prices" in line]
+    expected = ["note: upstreams.unknown.prices: not set, what it serves counts against nobody's dollars"]
+    assert lines == (expected if said else [])

@@ -86,6 +86,11 @@ def plain(**upstream: Any) -> str:
         ("identity: {tenant: 'header:'}", "identity.tenant: 'header:' is not api_key, header:NAME or jwt:CLAIM"),
         ("identity: {tenant: 'header:X-Team'}", "identity.tenant: 'X-Team' is not a lower-case header name"),
         ("identity: {tenant: [api_key, 'jwt:t']}", "identity.tenant: jwt:CLAIM needs identity.jwt with a jwks_file"),
+        ("tenants: {'*': {rpm: 5}}", "tenants.*: identity.tenant names no header and no claim, so nobody is named"),
+        (
+            f"identity: {{tenant: 'header:x-team'}}\ntenants: {{'*': {{key_sha256: ['{'a' * 64}']}}}}",
+            "tenants.*.key_sha256: a key belongs to one tenant; list that by its name",
+        ),
         ("identity: {unknown: ask}", "identity.unknown: Input should be 'default' or 'reject'"),
         ("identity: {jwt: {issuer: x}}", "identity.jwt.jwks_file: is required"),
         ("statuses: {lane_full: 200}", "statuses.lane_full: Input should be greater than or equal to 400"),

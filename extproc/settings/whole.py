@@ -126,6 +126,7 @@ class Settings(Section):
         """What only shows when sections are read together; a line each, path first."""
         yield from self._route_problems()
         yield from self._tenant_problems()
+        yield from self._anybody_problems()
         yield from self._lane_problems()
         yield from self._wait_problems()
         if self.other_endpoints and self.other_endpoints not in self.upstreams:
@@ -183,6 +184,13 @@ class Settings(Section):
                 if digest in owner:
                     yield f"tenants.{name}.key_sha256: a key is already owned by tenant {owner[digest]!r}"
                 owner.setdefault(digest, name)
+
+    def _anybody_problems(self) -> Iterator[str]:
+        anybody = self.tenants.get("*")
+        if anybody is not None and anybody.key_sha256:
+            yield "tenants.*.key_sha256: a key belongs to one tenant; list that by its name"
+        if anybody is not None and set(self.identity.tenant) <= {"api_key"}:
+            yield "tenants.*: identity.tenant names no header and no claim, so nobody is named who is not listed"
 
     def _lane_problems(self) -> Iterator[str]:
         promised = sum(lane.min_share for lane in self.lanes.values())
