@@ -108,6 +108,7 @@ def wait_s(
             rate = counter.limit / hold_s if hold_s > 0 else inf
         else:
             continue
+        longest = max(longest, counter.closed_until - now)
         if missing > 0:
             longest = max(longest, _time(missing, rate, above(claim.key)))
     return longest

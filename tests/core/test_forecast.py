@@ -53,6 +53,13 @@ def test_slots_wait_as_long_as_those_ahead_hold_them() -> None:
     assert forecast(Slots(0, 0.0), "a/slots", 1, hold_s=3) == inf
 
 
+@pytest.mark.parametrize("counter", [Slots(10), TokenBucket(10, 1000, 1000, 0.0), TokenBucket(10, 1000, 500, 0.0)])
+def test_a_pause_is_waited_for(counter: TokenBucket | Slots) -> None:
+    """Whatever there is meanwhile."""
+    counter.closed_until = 20.0
+    assert forecast(counter, "upstream/a/m/total", 100) == 20.0
+
+
 def test_the_longest_claim_counts_and_unknown_keys_do_not() -> None:
     """A request waits for all it needs; what is not counted is never waited for."""
     store = {"a/slots": Slots(1, 1.0), "a/total": TokenBucket(10, 100, 0, 0.0)}
