@@ -189,10 +189,18 @@ class Pacing:
         if trip is None or trip.at != event.upstream:
             return
         self._over(trip, 0)
+        if event.status >= FIRST_ERROR:
+            self._turned_away(trip)
         behind = trip.order[trip.order.index(trip.at) + 1 :]
         trip.at = behind[0] if behind else ""
         if behind:
             self._sent(trip.at, trip.request)
+
+    def _turned_away(self, trip: _Trip) -> None:
+        now, upfront = self._clock.time(), self._upfront(trip.at)
+        for kind, pacer in self._priced(trip.at, trip.request):
+            size = trip.request.size
+            pacer.turned_away(_amount(kind, size) - (0.0 if upfront else _written_later(kind, size)), now)
 
     def _over(self, trip: _Trip, output: int) -> None:
         if not trip.at or self._upfront(trip.at):

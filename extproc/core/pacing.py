@@ -175,6 +175,7 @@ class Pacer:
         self.brake = Brake()
         self.ramp = ramp
         self._counted, self._written, self._unwritten = Timeline(), Timeline(), 0.0
+        self._refused = Timeline()
         self._bound = rules.rate
         self._window_cap = inf
         self._set = (rules.rate, rules.capacity)
@@ -210,6 +211,10 @@ class Pacer:
         """It ended: of the `later` that was held for it, `written` was used."""
         self._unwritten = max(0.0, self._unwritten - later)
         self._written.add(written, now)
+
+    def turned_away(self, first: float, now: float) -> None:
+        """It was refused: the `first` that it was sent with was not counted."""
+        self._refused.add(first, now)
 
     # What we hear.
 
@@ -326,12 +331,11 @@ class Pacer:
 
     def _size(self, now: float) -> tuple[float, float]:
         """Rate and capacity as they should be now."""
-        rules, most = self.rules, self._bound
+        rules, rate = self.rules, self._bound * self.brake.factor
         if self.others:
             account = self._account_rate()
-            most = min(most, max(LEAST_RATE * account, (account - self.others) * (1.0 - rules.headroom)))
+            rate = min(rate, max(LEAST_RATE * account, (account - self.others) * (1.0 - rules.headroom)))
         burst_s = rules.capacity / rules.rate if isfinite(rules.rate) else rules.burst_s
-        rate = most * self.brake.factor
         capacity = min(self._bound * burst_s * self.brake.factor, self._window_cap)
         if self.ramp is not None and self.ramp.active:
             slow = self.ramp.per_minute(now) / (MINUTE_S + burst_s)  # a full bucket may be taken on top of a minute
@@ -370,6 +374,7 @@ class Pacer:
             since, had = news[0]
             ours = self._counted.since(since - MARGIN_S) - self._counted.since(told_at)
             ours += self._written.since(since) - self._written.since(told_at)
+            ours -= self._refused.since(since) - self._refused.since(told_at)
             drained = min(rate, (had - seen.remaining - ours) / (told_at - since) + rate)
         else:
             return False
