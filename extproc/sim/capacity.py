@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from functools import partial
 from math import inf
 from statistics import fmean
 
@@ -67,21 +68,25 @@ def _engine_rps(scenario: Scenario, settings: Settings, name: str, jobs: Sequenc
     rules = scenario.engine_rules(settings, name, engine)
 
     async def flood(loop: VirtualLoop) -> float:
-        pool, began = Pool(rules, engine.instances, loop), loop.time()
-        free = rules.kv_tokens * engine.instances
-        running: dict[asyncio.Future[bool], int] = {}
+        pool, began, turn = Pool(rules, engine.instances, loop), loop.time(), asyncio.Event()
+        free, places = rules.kv_tokens * engine.instances, rules.max_running * engine.instances
+
+        def end(size: int, _: asyncio.Future[bool]) -> None:
+            nonlocal free, places
+            free, places = free + size, places + 1
+            turn.set()
+
         for job in jobs:
             size = min(job.prompt + job.output, rules.kv_tokens)
-            while running and (free < size or len(running) >= rules.max_running * engine.instances):
-                ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                free += sum(running.pop(one) for one in ended)
+            while free < size or not places:
+                turn.clear()
+                await turn.wait()
             work = Work(job.number, job.prompt, job.output, job.cap, 0, loop)
+            work.ended.add_done_callback(partial(end, size))
+            free, places = free - size, places - 1
             pool.begin(work)
-            running[work.ended] = size
-            free -= size
         if loop.time() == began:  # too few to fill it
-            await asyncio.wait(running)
-            running.clear()
-        return (len(jobs) - len(running)) / (loop.time() - began)
+            await work.ended
+        return pool.books.served / (loop.time() - began)
 
     return play(flood)

@@ -57,7 +57,7 @@ class Options:
 class Comparison:
     """All outcomes, loads in order and policies in order within each; and what was assumed.
 
-    capacity_rps: by upstream, at the sizes of the traffic. took_s: wall time of each simulation, by policy and load.
+    capacity_rps: by upstream, at the sizes of the traffic. took_s: CPU time of each simulation, by policy and load.
     """
 
     assumed: Sequence[str]
@@ -173,7 +173,7 @@ def _all(setups: Sequence[Setup], workers: int, say: Callable[[str], None]) -> t
     found: dict[int, tuple[Outcome, float]] = {}
     for number, outcome, took_s in _ended(setups, workers):
         found[number] = outcome, took_s
-        say(f"{len(found)} of {len(setups)}: {outcome.policy} at load {outcome.load:g} took {took_s:.1f} s")
+        say(f"{len(found)} of {len(setups)}: {outcome.policy} at load {outcome.load:g} took {took_s:.1f} s of CPU")
     outcomes = [found[number][0] for number in range(len(setups))]
     return outcomes, {f"{outcome.policy}@{outcome.load:g}": round(took_s, 2) for outcome, took_s in found.values()}
 
@@ -191,10 +191,10 @@ def _ended(setups: Sequence[Setup], workers: int) -> Iterator[tuple[int, Outcome
 
 
 def _timed(setup: Setup) -> tuple[Outcome, float]:
-    began = time.perf_counter()
+    began = time.process_time()
     with _rare_collections():
         outcome = simulate(setup)
-    return outcome, time.perf_counter() - began
+    return outcome, time.process_time() - began
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """A model of a continuous-batching inference engine, after the way vLLM schedules.
 
-Requests wait in the engine's own line (first come first served, or by priority) until there is a place in the batch and
-room for their prompt in the KV cache. Prompts are read one after the other in chunks that share each step with the
-batch; every step gives each request of the batch one token. A step takes
+Requests wait in the engine's own line (first come first served, or by priority) until there is a place in the batch,
+room for their prompt in the KV cache, and something left of a step's chunk: while a long prompt is read nobody else
+enters. Prompts are read one after the other in chunks that share each step with the batch; every step gives each
+request of the batch one token. A step takes
 
     step_s + step_per_running_s x requests + step_per_kv_token_s x tokens in the cache (+ chunk / prefill speed)
 
@@ -250,7 +251,7 @@ class Engine:
 
     def _admit(self) -> None:
         rules = self.rules
-        while self._waiting and self._batch < rules.max_running:
+        while self._waiting and self._batch < rules.max_running and self._left + self._behind < self._chunk():
             work = self._waiting[0][2]
             need = work.prompt + work.generated
             if self._batch and self._kv + need > rules.kv_tokens:
@@ -263,6 +264,10 @@ class Engine:
             else:
                 self._left = need
             self._reading.append(work)
+
+    def _chunk(self) -> float:
+        """Most prompt tokens that a step reads, beside a token for everybody who writes."""
+        return max(1.0, self.rules.chunk_tokens - len(self._writing))
 
     def _sleep(self) -> None:
         if self._timer is not None:
@@ -277,7 +282,7 @@ class Engine:
         step = rules.step_s + rules.step_per_running_s * writing + rules.step_per_kv_token_s * self._kv
         chunk = 0.0
         if self._reading:
-            chunk = max(1.0, min(rules.chunk_tokens - writing, self._left + self._behind))
+            chunk = max(1.0, min(self._chunk(), self._left + self._behind))
             step = (step if writing else 0.0) + chunk / rules.prefill_tokens_per_s
         step *= self._factor
         self._steps_per_s = 1.0 / step

@@ -129,13 +129,13 @@ class EngineBehaviour(Section):
     step_s: Positive = 0.018
     step_per_running_s: Seconds = 0.00012
     step_per_kv_token_s: Seconds = 2e-8
-    by_priority: bool = False
+    by_priority: bool | None = None
+    """Whether it schedules by priority; absent: where the config has `engine_priority`."""
 
-    def rules(self, kv_tokens: int | None) -> EngineRules:
-        """One instance; `kv_tokens` is what the config says of its cache."""
-        given = self.model_dump(exclude={"instances", "kv_tokens"})
-        size = self.kv_tokens or kv_tokens
-        return EngineRules(**given) if size is None else EngineRules(kv_tokens=size, **given)
+    def rules(self, kv_tokens: int | None, *, by_priority: bool) -> EngineRules:
+        """One instance; `kv_tokens` and `by_priority` are what the config says of it."""
+        given = self.model_dump(exclude={"instances"}, exclude_none=True)
+        return EngineRules(**{"by_priority": by_priority} | ({"kv_tokens": kv_tokens} if kv_tokens else {}) | given)
 
 
 class Behaviour(Section):
@@ -207,7 +207,8 @@ class Scenario(Section):
         """One instance of it."""
         upstream = settings.upstreams[name]
         told = upstream.fake.kv_tokens if upstream.fake else None
-        return engine.rules(told or (upstream.kv.tokens if upstream.kv else None))
+        size = told or (upstream.kv.tokens if upstream.kv else None)
+        return engine.rules(size, by_priority=upstream.engine_priority)
 
     def account_rules(self, settings: Settings, name: str, model: str) -> AccountRules:
         """How the upstream behaves as a provider: its limits are those of the config, headroom not taken off."""
