@@ -182,7 +182,7 @@ class Gateway:
         wording = Wording(settings.status_of, self._rng.random)
         reception = _Reception(
             policy,
-            Directory(policy.tenants, (f"header:{TENANT_HEADER}",), reject_unknown=False),
+            Directory(policy.tenants, (f"header:{TENANT_HEADER}",), reject_unknown=False, any_tenant=policy.any_tenant),
             admission.calibration,
             admission.affinity,
             admission.pace,
