@@ -238,15 +238,11 @@ class Pacing:
         if flight is None:
             same = len({limit.model for limit in upstream.limits}) == 1
             lines = self._lines_of(upstream.name, upstream.limits[0].model) if same else ()
-            departed = now - record.duration_s
-            return _Reply(upstream, lines, departed, max(departed, now - (record.head_s or 0.0)), now)
+            began = now - record.duration_s
+            return _Reply(upstream, lines, began, _told_at(record, began, began, now), now)
         departed = now if flight.departed is None else flight.departed
-        age = record.head_s
-        if age is None:
-            answering = record.duration_s - flight.waited_s - (record.first_token_s or 0.0)
-            age = 0.0 if record.kind is RecordKind.ATTEMPT else max(0.0, answering)
-        lines = self._priced(upstream.name, flight.request)
-        return _Reply(upstream, lines, departed, max(departed, now - age), now, flight.request.size)
+        told_at, request = _told_at(record, flight.request.arrived, departed, now), flight.request
+        return _Reply(upstream, self._priced(upstream.name, request), departed, told_at, now, request.size)
 
     def _answer(self, reply: _Reply, record: Record) -> list[Move]:
         moves, spent = self._follow(reply, record, served=True)
@@ -382,6 +378,15 @@ def _pacer(upstream: Upstream, limit: Limit, ramp_floor: float) -> Pacer:
     )
     grows = limit.kind in (Kind.TOTAL, Kind.INPUT)
     return Pacer(bucket_key(upstream.name, limit), rules, Ramp(ramp_floor, active=upstream.ramp) if grows else None)
+
+
+def _told_at(record: Record, arrived: float, departed: float, now: float) -> float:
+    """When the first byte of an answer came, by the time since its request's start; a failed attempt ended just now."""
+    if record.kind is RecordKind.ATTEMPT:
+        return now
+    if record.answered_s is not None:
+        return min(now, max(departed, arrived + record.answered_s))
+    return min(now, departed + (record.first_token_s or 0.0))
 
 
 def _amount(kind: Kind, size: Size) -> float:

@@ -153,10 +153,11 @@ class RecordKind(StrEnum):
 class Record:
     """What Envoy reports of one request. status 0: no answer. flags: Envoy's response flags, by their field names.
 
-    ticket: empty for an attempt, which only knows its request_id. head_s: how long before the end of duration_s the
-    first byte of the answer came, None when unknown. shown: its status as the router saw it, where status
-    is what the upstream sent. headers: rate limits and the like that the upstream told. tail: raw words about the
-    answer (usage, finish, done, error) as the response filters noted them. error: provider's type/code of a refusal.
+    ticket: empty for an attempt, which only knows its request_id. duration_s: since its start, 0 while it still runs.
+    answered_s: from its start to the answer's first byte, None without one. shown: its status as the router saw it,
+    where status is what the upstream sent. headers: rate limits and the like that the upstream told. tail: raw words
+    about the answer (usage, finish, done, error) as the response filters noted them. error: provider's type/code of a
+    refusal.
     """
 
     kind: RecordKind
@@ -168,7 +169,7 @@ class Record:
     attempt: int
     duration_s: float
     first_token_s: float | None
-    head_s: float | None = None
+    answered_s: float | None = None
     request_id: str = ""
     shown: int = 0
     error: str = ""

@@ -12,7 +12,7 @@ import pytest
 from extproc.core.breaker import Outcome
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.capacity import Store
-from extproc.core.events import Admitted, AttemptFailed, LimitsMoved, Settled
+from extproc.core.events import Admitted, AttemptFailed, LimitsMoved, Queued, Settled
 from extproc.core.flight import Flight
 from extproc.core.policy import Accounting, Kind, Limit, Policy, Upstream
 from extproc.core.request import Dialect, Endpoint, Size, Usage
@@ -128,9 +128,12 @@ class Desk:
         self.pacing.observe(AttemptFailed(name, Outcome.FAILURE, 503, "", flight.request.ticket))
 
     def hear(self, name: str, flight: Flight | None, status: int = 200, **more: Any) -> None:
+        """A record of now; the answer began just now unless told otherwise."""
         headers = {key.replace("_", "-"): str(value) for key, value in more.pop("headers", {}).items()}
         kind = more.pop("kind", RecordKind.FINAL if status < 400 else RecordKind.ATTEMPT)
+        answered_s = self.clock.now - flight.request.arrived if flight else more.get("duration_s", 0.0)
         usual = {"flags": frozenset(), "details": "", "attempt": 1, "duration_s": 0.0, "first_token_s": None}
+        usual |= {"answered_s": answered_s}
         asyncio.run(self.pacing.hear(Record(kind, "", name, status, headers=headers, **{**usual, **more}), flight))
 
     def tick(self) -> None:
@@ -181,8 +184,8 @@ def test_a_provider_that_splits_tokens_has_two_buckets() -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"head_s": 4.0, "duration_s": 99.0},
-        {"head_s": None, "duration_s": 10.0, "first_token_s": 1.0},
+        {"answered_s": 6.0, "duration_s": 99.0},
+        {"answered_s": None, "duration_s": 10.0, "first_token_s": 1.0},
     ],
 )
 def test_headers_are_as_old_as_the_answers_first_byte(more: dict[str, Any]) -> None:
@@ -199,10 +202,10 @@ def test_a_running_answer_tells_it_too() -> None:
     """Every few seconds; its end adds nothing."""
     desk = Desk()
     flight = desk.depart("a")
-    desk.after(6.0).hear("a", flight, headers=tokens(100), kind=RecordKind.RUNNING, head_s=5.0)
+    desk.after(6.0).hear("a", flight, headers=tokens(100), kind=RecordKind.RUNNING, answered_s=1.0)
     assert desk.level("a/m/total") == pytest.approx(600.0)
     moved = len(desk.told())
-    desk.after(1.0).hear("a", flight, headers=tokens(100), head_s=6.0)
+    desk.after(1.0).hear("a", flight, headers=tokens(100), answered_s=1.0)
     assert len(desk.told()) == moved
 
 
@@ -258,7 +261,7 @@ def test_what_is_not_priced_in_tokens_counts_as_a_request() -> None:
     flight = desk.depart("a")
     desk.after(1.0).depart("a", endpoint=Endpoint.COUNT_TOKENS)
     desk.after(1.0)
-    desk.hear("a", flight, head_s=2.0, headers=tokens(100) | {"x_ratelimit_remaining_requests": 30})
+    desk.hear("a", flight, headers=tokens(100) | {"x_ratelimit_remaining_requests": 30}, answered_s=0.0)
     assert desk.level("a/m/total") == pytest.approx(300.0)
     assert desk.level("a/m/requests") == pytest.approx(30.0 + 2 * 10.0 - 1.0)
 
@@ -272,7 +275,7 @@ def test_output_of_running_answers_is_held_until_they_end() -> None:
         "anthropic_ratelimit_output_tokens_limit": 6000,
         "anthropic_ratelimit_output_tokens_remaining": 400,
     }
-    desk.hear("b", first, headers=headers, head_s=1.0)
+    desk.hear("b", first, headers=headers, answered_s=1.0)
     assert desk.level("b/*/output") == pytest.approx(500.0 - 140.0)
     desk.settle(first, "b", 10)
     desk.settle(second, "b")
@@ -294,8 +297,11 @@ def test_a_failover_takes_what_is_held_along() -> None:
     desk.fail(flight, "mis")
     assert pacers["upstream/mis/*/total"]._unwritten == 0.0
     assert pacers["upstream/a/m/total"]._counted.since(0.0) == 100.0
+    assert pacers["upstream/b/*/input"]._refused.since(0.0) == 60.0
     lost = desk.depart("b")
-    desk.fail(lost, "b")
+    desk.pacing.observe(AttemptFailed("b", Outcome.FAILURE, 0, "", lost.request.ticket))  # it may have been counted
+    assert pacers["upstream/b/*/input"]._refused.since(0.0) == 60.0
+    desk.pacing.observe(Queued(lost.request, 1.0))
     desk.settle(lost, "")
     unknown = desk.depart("b")
     desk.settle(unknown, "")
@@ -356,6 +362,7 @@ def test_headers_that_explain_a_429_are_followed_besides() -> None:
 @pytest.mark.parametrize(
     ("name", "headers", "seconds"),
     [
+        ("a", tokens(None), 1.0),  # no word at all
         ("a", tokens(50), 0.5),  # (100 - 50) at 100 per second
         ("cer", {"x_ratelimit_limit_tokens_minute": 6000, "x_ratelimit_remaining_tokens_minute": 50,
                  "x_ratelimit_reset_tokens_minute": 11.38}, 11.38),

@@ -116,7 +116,7 @@ def record(entry: HttpAccessLogEntry) -> Record | None:
         attempt=common.upstream_request_attempt_count,
         duration_s=common.duration.seconds + common.duration.nanos / 1e9,
         first_token_s=_micros(common.custom_tags.get("ttft_us", "")),
-        head_s=_since_head(common),
+        answered_s=_answered(common),
         request_id=entry.request.request_id,
         shown=response.response_code.value,
         error=response.response_headers.get("x-tg-err", ""),
@@ -174,12 +174,11 @@ def _status(response: HttpResponseProperties) -> int:
     return int(sent) if sent.isdigit() and int(sent) >= 400 else response.response_code.value  # noqa: PLR2004
 
 
-def _since_head(common: AccessLogCommon) -> float | None:
-    """Seconds from the first byte of the answer to the end of the record's duration."""
+def _answered(common: AccessLogCommon) -> float | None:
     if not common.HasField("time_to_first_upstream_rx_byte"):
         return None
-    began, whole = common.time_to_first_upstream_rx_byte, common.duration
-    return max(0.0, whole.seconds - began.seconds + (whole.nanos - began.nanos) / 1e9)
+    first = common.time_to_first_upstream_rx_byte
+    return first.seconds + first.nanos / 1e9
 
 
 def _ms(seconds: float) -> str:
