@@ -24,7 +24,7 @@ from extproc.core.policy import Accounting, BreakerRules, Policy, Prices, Sessio
 from extproc.core.quota import account_of
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Dialect, Request, Size, Usage
-from extproc.flights import LEASE_S, Flights
+from extproc.flights import LEASE_S, REPLACED, Flights
 from extproc.ports import Record, RecordKind
 from tests.doubles import Ledger, Observer, Suspending, VirtualLoop, claims, play, request
 
@@ -785,6 +785,27 @@ def test_what_a_failed_attempt_says_about_its_upstream(record: dict[str, Any], s
             "paced": int(state == "paced"),
         }
         await trip.land()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("status", "tail", "kept"), [(503, {}, 60), (200, {"events": 7}, 67), (200, {}, 100)])
+def test_what_was_ended_here_is_booked_as_if_its_client_had_left(
+    kind: type[Ledger], status: int, tail: dict[str, Any], kept: float
+) -> None:
+    """A retry has taken its place: input and output seen are paid for, and nothing is held against the upstream."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        earlier, trip = await desk.take_off("a"), await desk.take_off("a")
+        await earlier.failed("a", 503)
+        await trip.final("a", status, details=REPLACED, tail=tail)
+        await trip.land()
+        assert desk.held()["upstream/a/m/total"] == kept
+        [settled] = desk.observer.of(Settled)
+        assert (settled.client_gone, settled.status) == (True, 200 if status == 200 else 0)
+        assert desk.breakers.by_name["a"].failures == 1
+        await earlier.land()
 
     play(scenario)
 
