@@ -7,6 +7,7 @@ import http.client
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any
 from urllib.parse import quote
 
@@ -20,8 +21,9 @@ from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.capacity import Ask, Option, Store
 from extproc.core.lanes import Lanes
-from extproc.core.policy import Policy, SessionLimits, Tenant
+from extproc.core.policy import KvRules, Lane, Policy, SessionLimits, Tenant, WhenBusy
 from extproc.core.request import Session
+from extproc.core.watermark import Watermark
 from extproc.shared.memory import MemoryCapacity
 from extproc.stack import free_ports
 from tests.doubles import request
@@ -237,6 +239,28 @@ def test_the_state_page_stays_small() -> None:
     assert len(counters) == state.MOST_COUNTERS
     assert not any(key.startswith("session") for key in counters)
     assert counters["tenant/t/usd_hour"]["spent"] == 1.0
+
+
+def test_the_state_page_tells_every_kind_of_counter() -> None:
+    """As JSON that has no infinity in it; what does not apply is left out."""
+    rules = Lane("P1", 0, 30.0, WhenBusy.HOLD, 1.0, 10, 1000, 100_000)
+    lanes, kv = Lanes([rules]), Watermark(KvRules(tokens=1000))
+    kv.take(300.0, 10.0)
+    paused = TokenBucket(1.0, 10.0, 5.0, 10.0, shadow=True, closed_until=12.5)
+    store: Store = {
+        "bucket": paused, "slots": Slots(5, 2.0), "open": Slots(inf), "kv": kv, "day": Budget(5.0, 86_400.0, used=2.0),
+        "for good": Budget(5.0, used=1.0, closed_until=inf),
+    }  # fmt: skip
+    told = json.loads(json.dumps(state.describe(lanes, store, 10.0), allow_nan=False))
+    assert told["waiting"] == {"P1": {"requests": 0, "tokens": 0, "bytes": 0}}
+    assert told["counters"]["bucket"] == {
+        "level": 5.0, "capacity": 10.0, "per_second": 1.0, "closed_s": 2.5, "shadow": True
+    }  # fmt: skip
+    assert told["counters"]["slots"] == {"used": 2.0, "limit": 5}
+    assert told["counters"]["open"] == {"used": 0.0, "limit": None}
+    assert told["counters"]["kv"]["used"] == 300
+    assert told["counters"]["day"] == {"spent": 2.0, "budget": 5.0, "ends_in_s": 86_390.0}
+    assert told["counters"]["for good"] == {"spent": 1.0, "budget": 5.0, "ends_in_s": None, "closed_s": None}
 
 
 async def test_the_rest_of_the_console_is_there() -> None:
