@@ -1,0 +1,346 @@
+"""The way of one request with everything that decides behind it: duplicates, and random lives of clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from extproc import admission as wiring
+from extproc.admission import Admission
+from extproc.core.events import Admitted, Refused, Retried, Settled
+from extproc.core.identity import Directory
+from extproc.core.refusal import RULES
+from extproc.dispatch import Dispatch, Timing
+from extproc.handler import Handler
+from extproc.ports import Departure, Gone, Head, Record, RecordKind
+from extproc.reception import Reception, SessionRules
+from extproc.settings import parse
+from extproc.wording import Wording
+from tests.doubles import FakeExchange, Ledger, Observer, Suspending, VirtualLoop, play
+
+CONFIG = """
+upstreams:
+  a: {provider: openai, limits: [{tpm: 6_000_000, rpm: 60_000}], concurrency: 1}
+  b: {provider: openai, limits: [{tpm: 6_000_000, rpm: 60_000}], concurrency: 2}
+routes:
+  - {models: [a], chain: [a], acknowledge_unowned: true}
+  - {models: [b], chain: [b, a], acknowledge_unowned: true}
+tenants:
+  default: {lanes: [P1], tpm: 5_000_000, rpm: 50_000, concurrency: 40, usd_per_day: 1000}
+lanes:
+  P1: {max_wait_s: 20, spill_after_s: 1}
+identity: {tenant: "header:x-team"}
+retries: {share: 0.2, least_per_s: 0.5}
+"""
+LEFT = frozenset({"downstream_connection_termination"})
+
+
+class Wire(FakeExchange):
+    """A client's connection, with Envoy and an upstream behind it. runs: the upstream works on it.
+
+    slow: how long each write takes. lands_s: how long Envoy takes to end what it is told to end.
+    """
+
+    def __init__(self, desk: Desk, body: dict[str, Any], *, lasts_s: float = 1.0, slow: float = 0.0, **headers: str):
+        named = {":method": "POST", ":path": "/v1/chat/completions", "x-request-id": f"r{len(desk.wires)}"}
+        named |= {name.replace("_", "-"): value for name, value in headers.items()}
+        super().__init__(Head(named, bodiless=False), json.dumps(body).encode(), stays_s=lasts_s, hold_s=slow)
+        self.desk = desk
+        self.slow = slow
+        self.lands_s = 0.002
+        self.runs = False
+        self.name = headers.get("idempotency_key") or json.dumps(body)
+        self.task: asyncio.Task[None]
+
+    async def forward(self, departure: Departure) -> None:
+        await asyncio.sleep(self.slow)
+        await super().forward(departure)
+        self.runs = True
+        self.desk.most[self.name] = max(self.desk.most[self.name], self.desk.running(self.name))
+
+    async def ended(self) -> None:
+        try:
+            await super().ended()
+        finally:
+            self.runs = False
+            self.desk.report(self)
+
+    async def answer(self, status: int, headers: Sequence[tuple[str, str]], body: bytes, details: str) -> None:
+        await asyncio.sleep(self.slow)
+        await super().answer(status, headers, body, details)
+
+    async def abort(self, status: int, headers: Sequence[tuple[str, str]], body: bytes, details: str) -> None:
+        await asyncio.sleep(self.lands_s)
+        await super().abort(status, headers, body, details)
+
+
+class Desk:
+    """A handler and all that it needs, in virtual time. most: how many copies of a request ever ran at once."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        settings = parse(CONFIG, "test")
+        policy = settings.policy()
+        self.loop = loop
+        self.observer = Observer()
+        self.admission = admission = Admission(policy, loop, self.observer, grace_s=5.0, chance=lambda: 0.5)
+        for counter in admission.capacity.levels().values():
+            if hasattr(counter, "level"):
+                counter.level = counter.capacity
+        wording = Wording(lambda reason: RULES[reason].status, lambda: 0.0)
+        self.executor = ThreadPoolExecutor(1)
+        reception = Reception(
+            policy,
+            Directory(policy.tenants, ("header:x-team",), reject_unknown=False),
+            admission.calibration,
+            admission.affinity,
+            admission.pace,
+            admission.outputs,
+            admission.allowances.sessions.fresh,
+            loop,
+            process="p",
+            sessions=SessionRules((), 600.0),
+            executor=self.executor,
+            chance=lambda: 0.5,
+        )
+        dispatch = Dispatch(policy, admission.capacity, loop, Timing(10, 1e4, 60, 600), wording, lambda _: True)
+        self.handler = Handler(
+            reception,
+            admission.copies,
+            admission.flights,
+            admission.limiter,
+            dispatch,
+            wording,
+            loop,
+            admission.observe,
+        )
+        self.wires: list[Wire] = []
+        self.most: Counter[str] = Counter()
+        self.duties = [asyncio.ensure_future(admission.limiter.run())]
+
+    def send(self, body: dict[str, Any], **how: Any) -> Wire:
+        """A request arrives."""
+        wire = Wire(self, body, **how)
+        self.wires.append(wire)
+        wire.task = asyncio.ensure_future(self.handler(wire))
+        return wire
+
+    def running(self, name: str) -> int:
+        """Copies of a request that an upstream works on."""
+        return sum(wire.runs for wire in self.wires if wire.name == name)
+
+    def report(self, wire: Wire) -> None:
+        """Its record will be there a little later, whatever became of its handler."""
+        self.duties.append(asyncio.ensure_future(self._report(wire)))
+
+    async def _report(self, wire: Wire) -> None:
+        departure = wire.departures[0]
+        tail: dict[str, Any] = {"finish": "stop", "done": "1", "in": 12, "out": 30}
+        how: dict[str, Any] = {"status": 200, "flags": frozenset(), "details": "via_upstream", "tail": tail}
+        if wire.aborts:
+            how |= {"status": 503, "details": wire.aborts[0][3], "tail": {}}
+        elif wire.task.cancelling():
+            how |= {"status": 0, "flags": LEFT, "tail": {}}
+        await asyncio.sleep(0.02)
+        more = {"attempt": 1, "duration_s": 1.0, "first_token_s": 0.1}
+        await self.admission.hear(Record(RecordKind.FINAL, departure.ticket, departure.order[0], **how, **more))
+
+    async def settle_down(self) -> None:
+        """Until everything has come to its end, however that is; then nothing may be left."""
+        await asyncio.gather(*(wire.task for wire in self.wires), return_exceptions=True)
+        await asyncio.sleep(10)
+        for _ in range(3):
+            await self.admission.sweep()
+        admission = self.admission
+        assert (len(admission.flights), admission.flights.unsettled, len(admission.copies)) == (0, 0, 0)
+        slots = {key: counter.used for key, counter in admission.capacity.levels().items() if key.endswith("/slots")}
+        assert not any(slots.values()), slots
+        assert not list(admission.lanes.waiters())
+        if isinstance(admission.capacity, Suspending):
+            assert admission.capacity.broken_off == 0
+        for duty in self.duties:
+            duty.cancel()
+        await asyncio.gather(*self.duties, return_exceptions=True)
+        self.executor.shutdown()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.fixture(params=[Ledger, Suspending], ids=["memory", "suspending"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[Ledger]:
+    """Capacity that answers at once, and capacity that suspends."""
+    monkeypatch.setattr(wiring, "MemoryCapacity", request.param)
+    return request.param
+
+
+def chat(text: str = "hi", model: str = "a") -> dict[str, Any]:
+    return {"model": model, "max_tokens": 50, "stream": True, "messages": [{"role": "user", "content": text}]}
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_request_is_told_when_it_goes_and_when_it_is_settled() -> None:
+    """Admitted with its wait; settled once its record is there."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        first = desk.send(chat("one"), lasts_s=3.0)
+        await asyncio.sleep(0.1)
+        second = desk.send(chat("two"))
+        await second.task
+        waited = [event.waited_s for event in desk.observer.of(Admitted)]
+        assert waited == [pytest.approx(0.0, abs=0.1), pytest.approx(3.0, abs=0.2)]
+        assert [event.predicted_s is None for event in desk.observer.of(Admitted)] == [True, False]
+        assert len(first.departures) == len(second.departures) == 1
+        await desk.settle_down()
+        assert [event.client_gone for event in desk.observer.of(Settled)] == [False, False]
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("kind")
+def test_the_retry_of_a_held_request_goes_in_its_place() -> None:
+    """Before who came between; the first copy gets its refusal, and nobody is asked twice."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        desk.send(chat("busy"), lasts_s=5.0)
+        await asyncio.sleep(0.1)
+        first = desk.send(chat("mine"))
+        await asyncio.sleep(0.1)
+        between = desk.send(chat("between"))
+        await asyncio.sleep(1)
+        retry = desk.send(chat("mine"), x_stainless_retry_count="1")
+        await first.task
+        [(status, headers, _, details)] = first.answers
+        assert (status, details, headers["x-should-retry"]) == (503, "tidegate_evicted", "false")
+        await asyncio.gather(retry.task, between.task)
+        order = [event.request.ticket for event in desk.observer.of(Admitted)]
+        assert order[1:] == [retry.departures[0].ticket, between.departures[0].ticket]
+        assert [event.reason for event in desk.observer.of(Refused)] == ["evicted"]
+        await desk.settle_down()
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("kind")
+def test_the_retry_of_a_running_request_gets_the_freed_slot() -> None:
+    """The first is ended in Envoy and booked as one whose client left; then the second goes at the head of the line."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        first = desk.send(chat("mine"), lasts_s=60.0)
+        await asyncio.sleep(1)
+        waiting = desk.send(chat("waiting"), lasts_s=0.5)
+        await asyncio.sleep(1)
+        retry = desk.send(chat("mine"), x_stainless_retry_count="1")
+        await asyncio.gather(first.task, waiting.task, retry.task)
+        [(status, headers, _, details)] = first.aborts
+        assert (status, details, headers["x-should-retry"]) == (503, "tidegate_evicted", "false")
+        assert first.answers == []
+        assert desk.most[first.name] == 1
+        await desk.settle_down()
+        ends = {event.request.ticket: event.client_gone for event in desk.observer.of(Settled)}
+        assert ends == {
+            first.departures[0].ticket: True,
+            waiting.departures[0].ticket: False,
+            retry.departures[0].ticket: False,
+        }
+        assert desk.observer.of(Refused) == []
+        assert [event.took for event in desk.observer.of(Retried)] == ["running"]
+
+    play(scenario)
+
+
+def test_an_abort_that_cannot_be_written_is_not_our_concern() -> None:
+    """The connection to Envoy broke at the same time: the request has ended anyway."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+
+        class Broken(Wire):
+            async def abort(self, *_: Any) -> None:
+                self._aborted.set()
+                raise Gone
+
+        first = Broken(desk, chat("mine"), lasts_s=60.0)
+        desk.wires.append(first)
+        first.task = asyncio.ensure_future(desk.handler(first))
+        await asyncio.sleep(1)
+        retry = desk.send(chat("mine"), x_stainless_retry_count="1")
+        await asyncio.gather(first.task, retry.task)
+        assert len(retry.departures) == 1
+        await desk.settle_down()
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("kind")
+def test_what_was_learned_of_answers_is_reserved() -> None:
+    """A tenant whose answers have 30 tokens reserves 30 where it names no cap, not the prior."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for number in range(21):
+            uncapped = chat(f"number {number}")
+            del uncapped["max_tokens"]
+            await desk.send(uncapped, lasts_s=0.1).task
+            await asyncio.sleep(0.1)
+        outputs = [event.request.size.output for event in desk.observer.of(Admitted)]
+        assert outputs == [512] * 20 + [30]
+        await desk.settle_down()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.usefixtures("kind")
+def test_random_lives_of_clients_leave_nothing_behind(seed: int) -> None:
+    """Clients wait, leave, stay on, retry, with and without a name, at any moment; every write and end takes time.
+
+    No request is ever worked on twice at once, nothing stays taken, and nobody but a client that left is cut off
+    without a word.
+    """
+    seed = seed * 1_000_003 + random.randrange(1_000_003)
+    print(f"seed {seed}")  # noqa: T201 - to repeat it
+    for part in range(8):
+        play(lambda loop: _lives(loop, random.Random(seed + part)))  # noqa: B023 - played at once
+
+
+async def _lives(loop: VirtualLoop, rng: random.Random) -> None:
+    desk = Desk(loop)
+    left: set[Wire] = set()
+    await asyncio.gather(*(_client(desk, rng, number, left) for number in range(15)))
+    await desk.settle_down()
+    assert max(desk.most.values()) == 1, desk.most
+    for wire in desk.wires:
+        if wire.task.cancelled():
+            assert wire in left
+        else:
+            wire.task.result()
+            assert wire.answers or wire.aborts or wire.departures, "cut off without a word"
+
+
+async def _client(desk: Desk, rng: random.Random, number: int, left: set[Wire]) -> None:
+    await asyncio.sleep(rng.uniform(0, 5))
+    name = {"idempotency_key": f"n{number}"} if rng.random() < 0.5 else {}
+    body = chat(f"client {number}", rng.choice("ab"))
+    for attempt in range(rng.randint(1, 5)):
+        slow = rng.choice([0.0, 0.0, 0.001, 0.01])
+        lasts_s = rng.choice([0.05, 0.5, 3.0])
+        wire = desk.send(body, lasts_s=lasts_s, slow=slow, x_stainless_retry_count=str(attempt), **name)
+        wire.lands_s = rng.choice([0.0, 0.002, 0.05])
+        for _ in range(rng.randrange(4)):
+            await asyncio.sleep(0)
+        done, _ = await asyncio.wait([wire.task], timeout=rng.choice([0.0, 0.001, 0.01, 0.5, 4.0, 30.0]))
+        if done and not wire.answers and not wire.aborts:
+            return
+        if not done and rng.random() < 0.6:
+            left.add(wire)
+            wire.task.cancel()
+            if rng.random() < 0.5:
+                await asyncio.sleep(rng.choice([0.0, 0.001, 0.6]))
