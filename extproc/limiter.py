@@ -213,7 +213,7 @@ class Limiter:
     def _join(self, request: Request, wants: Wants, since: float | None) -> _Turn:
         turn = _Turn(request, self._place(since), wants, inherits=since is not None)
         rule = self.lanes.rules[request.lane]
-        turn.spilled = rule.when_busy is WhenBusy.SPILL and self._first_choice_wait(turn) > rule.spill_after_s
+        turn.spilled = rule.when_busy is WhenBusy.SPILL and self._passes_first(turn, rule.spill_after_s)
         turn.group = _group(turn)
         self.lanes.join(turn)
         return turn
@@ -363,9 +363,15 @@ class Limiter:
             self.lanes.regroup(turn, _group(turn))
             self.kick()
 
-    def _first_choice_wait(self, turn: _Turn) -> float:
+    def _passes_first(self, turn: _Turn, after_s: float) -> bool:
+        """Whether not to wait for the first choice: it would take too long, or the upstream asked for a pause."""
         first = next(iter(self._open(turn.wants)), None)
-        return self._wait_at(first, turn, turn.wants) if first else 0.0
+        if first is None:
+            return False
+        levels, now = self._capacity.levels(), self._clock.time()
+        counters = (levels.get(claim.key) for claim in turn.wants.prices[first])
+        paused = any(counter is not None and counter.closed_until > now for counter in counters)
+        return paused or self._wait_at(first, turn, turn.wants) > after_s
 
     def _wait_at(self, name: str, waiter: Waiter, wants: Wants) -> float:
         def ahead(key: str) -> Backlog:

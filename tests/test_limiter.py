@@ -446,6 +446,24 @@ def test_who_would_wait_more_than_a_second_spills_at_once(kind: type[Ledger]) ->
     play(scenario)
 
 
+def test_who_finds_the_first_choice_paused_spills_at_once(kind: type[Ledger]) -> None:
+    """However short the pause: a provider that asked for it is not waited for. A lane that holds waits for its end."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        store: Store = {"upstream/a/slots": Slots(9), "upstream/b/slots": Slots(9)}
+        bench = Bench(loop, store, kind)
+        store["upstream/a/slots"].closed_until = loop.time() + 0.5
+        began = loop.time()
+        holding, spilling = bench.send("ab", lane="P2"), bench.send("ab", lane="P1")
+        assert (await spilling).upstream == "b"
+        assert loop.time() - began < 0.1
+        assert (await holding).upstream == "a"
+        assert loop.time() - began == pytest.approx(0.5, abs=0.05)
+        await bench.stop()
+
+    play(scenario)
+
+
 def test_a_breaker_that_opens_sends_waiters_to_the_next(kind: type[Ledger]) -> None:
     """Whoever waits for an upstream that turns sick is looked at again, even where the lane holds."""
 
