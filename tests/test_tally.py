@@ -94,3 +94,11 @@ def test_what_only_watches_is_counted_apart() -> None:
     assert (seen["limits_moved"], seen["saturation"], seen["preemptions"]) == ({"a": 1}, {"a": 0.5}, {"a": 2})
     assert (len(seen["shadowed"]), seen["shadowed"]["other"]) == (MAX_NAMES + 1, 5)
     assert seen["recent"] == ["upstream/a/*/total: limit 100 -> 50"]
+
+
+def test_money_is_summed_where_it_was_spent_and_unknown_prices_are_told() -> None:
+    """Unpriced is not free."""
+    tally = Tally()
+    for cost_usd in (0.25, 0.5, None, 0.0):
+        tally(Settled(request(), "a", 1, 200, Usage(1, 1), 0.0, cost_usd=cost_usd))
+    assert (tally.snapshot()["spent_usd"], tally.snapshot()["unpriced"]) == ({"a": 0.75}, 1)

@@ -35,7 +35,9 @@ class Tally:
     tokens: Counter[str] = field(default_factory=Counter)
     overshot: Counter[str] = field(default_factory=Counter)
     settled: int = 0
+    spent_usd: Counter[str] = field(default_factory=Counter)
     unknown_usage: int = 0
+    unpriced: int = 0
     client_gone: int = 0
     waited_s: float = 0.0
     probes: Counter[str] = field(default_factory=Counter)
@@ -62,7 +64,7 @@ class Tally:
                 self.failed_attempts[event.upstream] += 1
                 self.paced[event.upstream] += event.outcome is Outcome.PACED
             case events.Overshot():
-                self.overshot[event.key] += round(event.amount)
+                self._count_bounded(self.overshot, event.key, round(event.amount))
             case events.BreakerMoved():
                 self.recent.append(f"{event.upstream}: {event.before} -> {event.after} ({event.cause})")
             case events.Probed():
@@ -75,10 +77,11 @@ class Tally:
         names = (
             "admitted", "queued", "refused", "failed", "served", "failed_attempts", "paced", "tokens", "overshot",
             "probes", "observed", "shadowed", "limits_moved", "preemptions", "saturation",
+            "spent_usd",
         )  # fmt: skip
         counts: dict[str, Any] = {name: dict(getattr(self, name)) for name in names}
         counts["forecasts"] = {lane: dict(ratios) for lane, ratios in self.forecasts.items()}
-        totals = ("settled", "unknown_usage", "client_gone", "waited_s")
+        totals = ("settled", "unknown_usage", "unpriced", "client_gone", "waited_s")
         return counts | {name: getattr(self, name) for name in totals} | {"recent": list(self.recent)}
 
     def _admitted(self, event: events.Admitted) -> None:
@@ -104,9 +107,9 @@ class Tally:
                 self.preemptions[event.upstream] += round(event.preemptions)
 
     @staticmethod
-    def _count_bounded(counts: Counter[str], name: str) -> None:
+    def _count_bounded(counts: Counter[str], name: str, amount: int = 1) -> None:
         """Names that come from outside (tenants, sessions) must not grow without end."""
-        counts[name if name in counts or len(counts) < MAX_NAMES else "other"] += 1
+        counts[name if name in counts or len(counts) < MAX_NAMES else "other"] += amount
 
     def _settled(self, event: events.Settled) -> None:
         self.settled += 1
@@ -115,6 +118,8 @@ class Tally:
         unheard = not event.status and not event.client_gone
         if answered:
             self.served[event.upstream] += 1
+            self.unpriced += event.cost_usd is None
+            self.spent_usd[event.upstream] += event.cost_usd or 0.0  # type: ignore[assignment]
         elif event.status >= 500:  # noqa: PLR2004 - what is below is the client's own error, passed on
             late = event.status == 504  # noqa: PLR2004
             self.failed[Reason.DEADLINE_PASSED if late else Reason.UPSTREAM_FAILED] += 1
