@@ -1,6 +1,6 @@
-"""Every refusal that this version can give, as a caller sees it: bare HTTP and both SDKs, both dialects, two languages.
+"""Refusals as a caller sees them: bare HTTP and both SDKs, both dialects, two languages.
 
-`evicted`, `session_budget` and `spend_budget` cannot happen yet.
+Those of budgets are in `test_quotas`, `evicted` is in `test_lanes`.
 """
 
 from __future__ import annotations
