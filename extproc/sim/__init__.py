@@ -1,1 +1,1 @@
-"""Traffic from traces: sent to a running gateway (replay), or played in virtual time by the same decisions (compare)."""
+"""Traffic from traces: sent to a running gateway (replay), or played in virtual time by its own decisions (compare)."""

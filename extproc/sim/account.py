@@ -101,6 +101,7 @@ class Account:
             return
         self.books.accept(work)
         self.books.charge(cost.tokens, now)
+        self.books.largest = max(self.books.largest, cost.tokens)
         self._start(work)
 
     def abandon(self, work: Work) -> None:
@@ -155,10 +156,8 @@ class Account:
             return
         reserved, real = Cost(work.prompt, work.cap or 0), Cost(work.prompt, round(work.generated))
         back = self._limits.settle(reserved, real, now)
-        if back < 0:
-            self.books.charge(-back, now)
-        else:
-            self.books.charged -= back
+        self.books.charge(-back, now)
+        self.books.late += max(0, -back)
 
     def _refuse(self, work: Work, told: Told) -> None:
         self.books.refused[told.status] += 1

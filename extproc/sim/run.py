@@ -221,7 +221,7 @@ class _Run:
         above = [
             f"{name} charged {book.busiest_minute:,.0f} tokens in a minute, {allowed:,.0f} are allowed"
             for name, (book, allowed) in books.items()
-            if allowed is not None and book.busiest_minute > allowed * (1.0 + 1e-9) and not setup.scenario.faults
+            if allowed is not None and book.busiest_minute > allowed * (1.0 + 1e-9) and not book.late
         ]
         return outcome_of(
             setup.policy, setup.load, self._stories, books, self._ears, self._watch.series,
@@ -231,10 +231,11 @@ class _Run:
 
 
 def _allowed(model: Model) -> float | None:
-    """Tokens that a limit allows within any minute: a full bucket, and a minute of refill."""
+    """Tokens that a limit allows within any minute: a full bucket or what is larger, and a minute of refill."""
     if not isinstance(model, Account) or model.rules.tpm is None:
         return None
-    return model.rules.tpm * (1.0 + model.rules.burst_s / MINUTE_S)
+    bucket = model.rules.tpm * model.rules.burst_s / MINUTE_S
+    return model.rules.tpm + max(bucket, model.books.largest)
 
 
 @contextmanager

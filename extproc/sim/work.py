@@ -108,7 +108,8 @@ class Books:
 
     wasted: processed or generated for an answer that nobody got, or for the second time. over: tokens of requests that
     it refused because they were above its limit. copies: most works of one job at a time; doubled: works begun while
-    another of the same job ran. busiest_minute: most that was charged within any minute.
+    another of the same job ran. busiest_minute: most that was charged within any minute, less what came back in it;
+    largest: most that one request was charged on arrival; late: charged when the answer was there, past any limit.
     """
 
     begun: int = 0
@@ -123,6 +124,8 @@ class Books:
     doubled: int = 0
     most_running: int = 0
     busiest_minute: float = 0.0
+    largest: float = 0.0
+    late: float = 0.0
     _running: Counter[int] = field(default_factory=Counter)
     _minute: deque[tuple[float, float]] = field(default_factory=deque)
     _in_minute: float = 0.0
@@ -153,7 +156,7 @@ class Books:
             self.wasted += processed
 
     def charge(self, tokens: float, now: float) -> None:
-        """`tokens` were charged to the account."""
+        """`tokens` were charged to the account; negative came back."""
         self.charged += tokens
         self._minute.append((now, tokens))
         self._in_minute += tokens
