@@ -7,7 +7,7 @@ those of the model that was asked for.
 
 A refusal for speed (429) pauses the buckets of that model, or, where none is counted, the slots of the upstream: at
 once, and for as long as the provider says. The request itself is at the next upstream by then. A limit in shadow mode
-stops nothing, so it cannot pause anything either.
+stops nothing, so it cannot pause anything either. An upstream that is not to be followed is not listened to at all.
 
 Deliberately not here: what a failed attempt means for the breaker, and who may serve instead.
 """
@@ -135,7 +135,7 @@ class Pacing:
     async def hear(self, record: Record, flight: Flight | None) -> None:
         """Learn from one record, of a request whose `flight` is known or not, after its books were seen to."""
         upstream = self._policy.upstreams.get(record.upstream)
-        if upstream is None:
+        if upstream is None or not upstream.follow:
             return
         if record.kind is RecordKind.ATTEMPT:
             if record.status >= FIRST_ERROR:
@@ -260,7 +260,7 @@ class Pacing:
         moves: list[Move] = []
         spent: list[Reported] = []
         levels = self._capacity.levels()
-        for seen in self._seen(reply, record):
+        for seen in dialects.reported(reply.upstream.provider, record.headers, self._wall()):
             need = reply.need(seen.kind)
             if seen.window_s >= HOUR_S or seen.kind == "share":
                 if _spent(seen, need, served=served):
@@ -275,11 +275,6 @@ class Pacing:
         if reply.upstream.learn:
             moves += self._lifted(reply)
         return moves, spent
-
-    def _seen(self, reply: _Reply, record: Record) -> Sequence[Reported]:
-        if not reply.upstream.follow:
-            return ()
-        return dialects.reported(reply.upstream.provider, record.headers, self._wall())
 
     def _lifted(self, reply: _Reply) -> list[Move]:
         """Once limits are known, the few slots that stood for them are not needed."""
@@ -373,7 +368,6 @@ def _pacer(upstream: Upstream, limit: Limit, ramp_floor: float) -> Pacer:
         rate=limit.per_minute / 60.0,
         capacity=limit.capacity,
         headroom=upstream.headroom,
-        follow=upstream.follow,
         shadow=limit.shadow,
     )
     grows = limit.kind in (Kind.TOTAL, Kind.INPUT)

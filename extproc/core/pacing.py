@@ -103,14 +103,13 @@ class Rules:
 
     rate, capacity: as configured, headroom off, in units per second and units; infinite when they are to be learned.
     headroom: share of what the provider reports that is left alone. burst_s: size of a learned bucket in seconds of its
-    refill. follow: whether what headers say counts. shadow: it only counts what it would have stopped.
+    refill. shadow: it only counts what it would have stopped.
     """
 
     rate: float = inf
     capacity: float = inf
     headroom: float = 0.05
     burst_s: float = 10.0
-    follow: bool = True
     shadow: bool = False
 
 
@@ -220,7 +219,7 @@ class Pacer:
 
     def told(self, seen: Reported, departed: float, told_at: float, level: float | None, now: float) -> list[Move]:
         """A reply to a request that departed at `departed` reported this at `told_at`."""
-        if not self.rules.follow or told_at <= self._heard_at or self._absurd(seen):
+        if told_at <= self._heard_at or self._absurd(seen):
             return []
         self._heard_at, self._seen = told_at, seen
         moves = self._follow_limit(seen, told_at, now)

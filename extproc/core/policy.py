@@ -128,7 +128,7 @@ class Upstream:
 
     window: largest prompt plus output, in tokens, it accepts; None when unknown.
     learn: its limits are taken from the provider's headers; until known at most `learn_concurrency` requests fly.
-    follow: what its headers say counts; headroom: the share of a reported limit that is left alone.
+    follow: what it says of limits and speed counts; headroom: the share of a reported limit that is left alone.
     ramp: the provider wants traffic to grow by at most half within 15 minutes. prices: by own model name, "*" for any.
     kv: set where an engine's metrics are watched. engine_priority: None, or what a better lane's priority is multiplied
     with: 1 where the engine serves higher numbers first, -1 where lower ones. shadow: names of limits that only count.

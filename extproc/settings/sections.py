@@ -328,7 +328,7 @@ class UpstreamSettings(Section):
     connect_timeout_s: Seconds = 2.0
     breaker: BreakerSettings = BreakerSettings()
     follow_headers: bool = True
-    """Let what the provider reports in its headers tighten the limits given here."""
+    """Let what the provider says (limits in its headers, refusals for speed) tighten the limits given here."""
     ramp: bool = False
     """The provider wants traffic to grow by at most half within 15 minutes."""
     prices: dict[str, PriceSettings] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from math import inf
 
 import pytest
@@ -120,11 +119,6 @@ def test_nonsense_changes_nothing(limit, remaining):
     desk = Desk()
     assert desk.told(limit, remaining) == []
     assert (desk.bucket.rate, desk.level()) == (95.0, 950.0)
-
-
-def test_headers_may_be_told_to_be_ignored():
-    """Where settings say so."""
-    assert Desk(replace(RULES, follow=False)).told(600.0, 0.0) == []
 
 
 def test_older_news_than_what_is_known_says_nothing():

@@ -113,7 +113,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             "narrow": {"key_sha256": [sha256("sk-narrow")], "models": ["gpt-*", "claude"], "lanes": ["P1", "P2"]},
         },
         upstreams={
-            "main": {"limits": [{"tpm": 60_000_000, "rpm": 600_000}], "breaker": patient},
+            "main": {"limits": [{"tpm": 60_000_000, "rpm": 600_000}], "breaker": patient, "follow_headers": False},
             "tight": {"concurrency": 1},
             "metered": {"limits": [{"tpm": 6000}], "fake": metered},
             "dead": {

@@ -107,6 +107,7 @@ def upstream(**more: Any) -> dict[str, Any]:
     return {
         "limits": [{"tpm": 120, "rpm": 120, "burst_s": 50_000}],
         "headroom": 0,
+        "follow_headers": False,
         "breaker": {"failures": 100_000, "paced": 100_000},
     } | ({"fake": FAST, **more} if "provider" not in more else more)
 
