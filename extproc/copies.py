@@ -103,7 +103,7 @@ class Copies:
             holds = copy.left if copy.running else not isinstance(error, Rejected) or _lost_patience(error)
             self._places.keep(request.fingerprint, request.ticket, copy.place, self._clock.time(), holds=holds)
         for follower in copy.followers:
-            follower.precursor_left(copy)
+            follower.precursor_left()
 
     def _replace(self, copy: Copy, here: list[Copy]) -> str:
         """Let `copy` inherit a place, and end who had it. Returns how that copy was: running, held, left; or empty."""
@@ -112,7 +112,7 @@ class Copies:
         found = _replaceable(request, here, left=left)
         took = "left" if copy.since is not None else ""
         if found:
-            copy.since = min([other.place for other in found] + ([] if copy.since is None else [copy.since]))
+            copy.since = found[0].place
             took = "running" if any(other.running for other in found) else "held"
         if not request.observed:
             for other in here:
@@ -168,7 +168,7 @@ class Copy:
         self._copies = copies
         self._abort: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._interrupted = False
-        self._precursors: set[Copy] = set()
+        self._precursors = 0
         self._alone: asyncio.Event | None = None
 
     @property
@@ -215,15 +215,14 @@ class Copy:
         return None
 
     def follow(self, copy: Copy) -> None:
-        """Wait for the end of `copy`, and of all that it waits for itself."""
+        """Wait for the end of `copy`."""
         self._alone = self._alone or asyncio.Event()
-        for precursor in (copy, *copy._precursors):
-            self._precursors.add(precursor)
-            precursor.followers.append(self)
+        self._precursors += 1
+        copy.followers.append(self)
 
-    def precursor_left(self, copy: Copy) -> None:
+    def precursor_left(self) -> None:
         """One that it waits for is gone."""
-        self._precursors.discard(copy)
+        self._precursors -= 1
         if not self._precursors and self._alone is not None:
             self._alone.set()
 

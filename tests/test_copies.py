@@ -101,6 +101,13 @@ class Bench:
         """The record of a client's request is there."""
         self.copies.settled(Settled(client.request, "a", 1, status, None, 0.0, client_gone=gone))
 
+    def assert_empty(self) -> None:
+        """Nobody is here any more, and nothing is left of them but places."""
+        assert len(self.copies) == 0
+        assert not self.copies._here
+        assert not self.copies._ending
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
     def took(self) -> list[str]:
         """Whose places were taken over, in order."""
         return [event.took for event in self.observer.of(Retried)]
@@ -124,9 +131,7 @@ def scenario(play_it: Callable[[Bench], Awaitable[None]]) -> Callable[[], None]:
                 client.over.set()
             await asyncio.gather(*(client.outcome() for client in bench.clients))
             await asyncio.sleep(60)
-            assert len(bench.copies) == 0
-            assert not bench.copies._ending
-            assert asyncio.all_tasks() == {asyncio.current_task()}
+            bench.assert_empty()
 
         play(main)
 
@@ -399,6 +404,43 @@ async def test_a_retry_never_replaces_a_later_one(bench: Bench) -> None:
 
 
 @scenario
+async def test_two_retries_of_the_same_count_are_of_two_requests(bench: Bench) -> None:
+    """A retry's own earlier copy was sent once less."""
+    one, other = bench.send(retries=1), bench.send(retries=1)
+    await soon()
+    assert not one.task.done()
+    assert not other.task.done()
+    assert bench.took() == ["", ""]
+
+
+@scenario
+async def test_who_gets_its_turn_in_the_moment_in_which_it_is_replaced_does_not_run(bench: Bench) -> None:
+    """It is interrupted where it stands, before it could be let go: nothing would end it in Envoy any more."""
+    first = bench.send()
+    await soon()
+    bench.send(retries=1)
+    first.go.set()
+    assert await first.outcome() == Reason.EVICTED
+    assert first.copy is not None
+    assert not first.copy.running
+
+
+@scenario
+async def test_who_was_served_is_not_mistaken_for_one_that_left(bench: Bench) -> None:
+    """Its record came before its stream ended: the retry that comes later is that of somebody else, who is here."""
+    served = bench.send()
+    served.go.set()
+    await soon()
+    bench.settle(served)
+    served.over.set()
+    await served.outcome()
+    first = bench.send()
+    await soon()
+    bench.send(retries=1)
+    assert await first.outcome() == Reason.EVICTED
+
+
+@scenario
 async def test_what_is_only_observed_is_not_ended(bench: Bench) -> None:
     """It is told what would have been taken over, and both go on."""
     first = bench.send(observed=True)
@@ -515,6 +557,4 @@ async def _schedule(loop: VirtualLoop, rng: random.Random, *, keyed: bool) -> No
     assert all(outcome in ("served", "cancelled", Reason.EVICTED, Reason.LANE_FULL) for outcome in outcomes.values())
     assert all(outcomes[client] == "cancelled" or client.aborted or client.over.is_set() for client in left)
     assert not any(outcome == "cancelled" for client, outcome in outcomes.items() if client not in left)
-    assert len(bench.copies) == 0
-    assert not bench.copies._ending
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    bench.assert_empty()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 from collections import Counter
@@ -39,13 +40,15 @@ lanes:
 identity: {tenant: "header:x-team"}
 retries: {share: 0.2, least_per_s: 0.5}
 """
+WHOLE: dict[str, Any] = {"finish": "stop", "done": "1", "in": 12, "out": 30}
 LEFT = frozenset({"downstream_connection_termination"})
 
 
 class Wire(FakeExchange):
     """A client's connection, with Envoy and an upstream behind it. runs: the upstream works on it.
 
-    slow: how long each write takes. lands_s: how long Envoy takes to end what it is told to end.
+    slow: how long each write takes. lands_s: how long Envoy takes to end what it is told to end. tail: what its record
+    will say of a whole answer.
     """
 
     def __init__(self, desk: Desk, body: dict[str, Any], *, lasts_s: float = 1.0, slow: float = 0.0, **headers: str):
@@ -55,6 +58,7 @@ class Wire(FakeExchange):
         self.desk = desk
         self.slow = slow
         self.lands_s = 0.002
+        self.tail = WHOLE
         self.runs = False
         self.name = headers.get("idempotency_key") or json.dumps(body)
         self.task: asyncio.Task[None]
@@ -141,8 +145,7 @@ class Desk:
 
     async def _report(self, wire: Wire) -> None:
         departure = wire.departures[0]
-        tail: dict[str, Any] = {"finish": "stop", "done": "1", "in": 12, "out": 30}
-        how: dict[str, Any] = {"status": 200, "flags": frozenset(), "details": "via_upstream", "tail": tail}
+        how: dict[str, Any] = {"status": 200, "flags": frozenset(), "details": "via_upstream", "tail": wire.tail}
         if wire.aborts:
             how |= {"status": 503, "details": wire.aborts[0][3], "tail": {}}
         elif wire.task.cancelling():
@@ -256,11 +259,62 @@ def test_the_retry_of_a_running_request_gets_the_freed_slot() -> None:
     play(scenario)
 
 
+@pytest.mark.usefixtures("kind")
+def test_who_left_a_running_request_comes_back_to_its_place() -> None:
+    """Its turn had come and it was not served: the retry goes before those who came after the first."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        first = desk.send(chat("mine"), lasts_s=60.0)
+        await asyncio.sleep(1)
+        desk.send(chat("next"), lasts_s=5.0)
+        await asyncio.sleep(0.1)
+        between = desk.send(chat("between"))
+        await asyncio.sleep(1)
+        first.task.cancel()
+        await asyncio.sleep(1)
+        retry = desk.send(chat("mine"), x_stainless_retry_count="1")
+        await asyncio.gather(retry.task, between.task)
+        order = [event.request.ticket for event in desk.observer.of(Admitted)]
+        assert order.index(retry.departures[0].ticket) < order.index(between.departures[0].ticket)
+        assert [event.took for event in desk.observer.of(Retried)] == ["left"]
+        await desk.settle_down()
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("kind")
+def test_retries_that_would_wait_have_a_budget() -> None:
+    """Beyond it they are refused at once, each with a later time; who came for the first time waits, or goes."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        desk.send(chat("busy"), lasts_s=10.0)
+        await asyncio.sleep(0.1)
+        storm = [desk.send(chat(f"storm {n}"), lasts_s=0.01, x_stainless_retry_count="1") for n in range(20)]
+        first = desk.send(chat("first"), lasts_s=0.01)
+        free = desk.send(chat("free", "b"), lasts_s=0.01, x_stainless_retry_count="1")
+        await asyncio.sleep(1)
+        refused = [wire for wire in storm if wire.answers]
+        assert 12 <= len(refused) <= 16
+        assert {wire.answers[0][0] for wire in refused} == {503}
+        assert all(b"retry budget" in wire.answers[0][2] for wire in refused)
+        waits = [int(wire.answers[0][1]["retry-after-ms"]) for wire in refused]
+        assert max(waits) > 2 * min(waits)
+        assert len(free.departures) == 1
+        assert not first.answers
+        await desk.settle_down()
+        assert len(first.departures) == 1
+
+    play(scenario)
+
+
 def test_an_abort_that_cannot_be_written_is_not_our_concern() -> None:
     """The connection to Envoy broke at the same time: the request has ended anyway."""
 
     async def scenario(loop: VirtualLoop) -> None:
-        desk = Desk(loop)
+        desk, broken = Desk(loop), []
+        loop.set_exception_handler(lambda _, context: broken.append(context))
 
         class Broken(Wire):
             async def abort(self, *_: Any) -> None:
@@ -275,23 +329,30 @@ def test_an_abort_that_cannot_be_written_is_not_our_concern() -> None:
         await asyncio.gather(first.task, retry.task)
         assert len(retry.departures) == 1
         await desk.settle_down()
+        gc.collect()
+        assert broken == []
 
     play(scenario)
 
 
-@pytest.mark.usefixtures("kind")
-def test_what_was_learned_of_answers_is_reserved() -> None:
-    """A tenant whose answers have 30 tokens reserves 30 where it names no cap, not the prior."""
+@pytest.mark.parametrize(
+    ("tail", "choices", "reserved"),
+    [(WHOLE, 1, 30), (WHOLE, 2, 30), (WHOLE | {"out": 31}, 2, 32), ({"in": 12, "out": 30, "events": 4}, 1, 512)],
+)
+def test_what_was_learned_of_answers_is_reserved(tail: dict[str, Any], choices: int, reserved: int) -> None:
+    """What a tenant's answers usually are, each choice for itself; one that was cut short teaches nothing."""
 
     async def scenario(loop: VirtualLoop) -> None:
         desk = Desk(loop)
         for number in range(21):
-            uncapped = chat(f"number {number}")
+            uncapped = chat(f"number {number}") | {"n": choices}
             del uncapped["max_tokens"]
-            await desk.send(uncapped, lasts_s=0.1).task
+            wire = desk.send(uncapped, lasts_s=0.1)
+            wire.tail = tail
+            await wire.task
             await asyncio.sleep(0.1)
         outputs = [event.request.size.output for event in desk.observer.of(Admitted)]
-        assert outputs == [512] * 20 + [30]
+        assert outputs == [512 * choices] * 20 + [reserved]
         await desk.settle_down()
 
     play(scenario)
