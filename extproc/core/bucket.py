@@ -60,7 +60,7 @@ class TokenBucket:
     def wait_for(self, amount: float, now: float, terms: Terms = PLAIN) -> float:
         """Seconds until `amount` can be taken on these terms: 0 when now, infinite when it never refills.
 
-        Where others are owed something it is a lower bound: what they are owed may grow, or lapse any moment.
+        Where others wait it holds as long as they go on waiting; sooner, when they are served or leave.
         """
         if self.lanes or terms.keep_free or terms.smooth:
             wait = self._wait_beside(amount, now, terms)
@@ -142,11 +142,12 @@ class TokenBucket:
         self.level = min(self.capacity, most, max(least, self.level))
 
     def _wait_beside(self, amount: float, now: float, terms: Terms) -> float:
-        wait = self._time(self._beyond(amount, now, terms), self.rate)
-        if wait > LAPSE_S and self.lanes:
-            keep = terms.keep_free * self.capacity
-            alone = self._time(min(amount, self.capacity - keep) + keep - self.level_at(now), self.rate)
-            wait = max(alone, LAPSE_S)
+        alone, others, growth, due = self._lacking(amount, now, terms)
+        wait = self._time(alone, self.rate)
+        if alone + others > EPSILON and others:
+            beside = self._time(alone + others, self.rate - growth)
+            full = inf if due else self._time(self.capacity - self.level_at(now), self.rate)
+            wait = max(wait, min(beside, full, LAPSE_S))
         if terms.smooth:
             wait = max(wait, self._paced_s(now, terms))
         return min(wait, self.due_in(amount, now, terms)) if wait > 0 and terms.share else wait
@@ -161,20 +162,31 @@ class TokenBucket:
             standing.owed = min(standing.owed, max(standing.owed - amount, least))
 
     def _beyond(self, amount: float, now: float, terms: Terms) -> float:
-        """Units that lack for `amount` in the ordinary course, where everybody leaves what others are owed."""
-        keep = terms.keep_free * self.capacity
-        others, due = self._set_aside(terms.lane, now)
-        wanted = min(amount, self.capacity - keep) + keep + others
-        return (wanted if due else min(wanted, self.capacity)) - self.level_at(now)
+        """Units that lack for `amount` in the ordinary course: what others are owed is left to them.
 
-    def _set_aside(self, lane: str, now: float) -> tuple[float, bool]:
-        """What all other lanes are owed, and whether one of them is due."""
-        total, due = 0.0, False
+        Unless none of them is due and the bucket is full.
+        """
+        alone, others, _, due = self._lacking(amount, now, terms)
+        return alone + others if due else min(alone + others, self.capacity - self.level_at(now))
+
+    def _lacking(self, amount: float, now: float, terms: Terms) -> tuple[float, float, float, bool]:
+        """Units that lack for `amount` alone, and what all others are owed: units, their growth, whether one is due."""
+        keep = terms.keep_free * self.capacity
+        alone = min(amount, self.capacity - keep) + keep - self.level_at(now)
+        return alone, *self._set_aside(terms.lane, now)
+
+    def _set_aside(self, lane: str, now: float) -> tuple[float, float, bool]:
+        total, growth, due = 0.0, 0.0, False
         for name, standing in self.lanes.items():
-            if name != lane and (owed := self._owed_at(standing, now)) > 0:
-                total += owed
-                due = due or owed >= standing.need - EPSILON
-        return total, due
+            if name == lane:
+                continue
+            owed = self._owed_at(standing, now)
+            total += max(0.0, owed)
+            if owed < standing.need - EPSILON:
+                growth += standing.share * self.rate if standing.waits(now) else 0.0
+            else:
+                due = True
+        return total, growth, due
 
     def _owed_at(self, standing: Standing, now: float) -> float:
         """It grows up to the need, and beyond only while the level does not hold that yet."""

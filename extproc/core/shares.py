@@ -11,12 +11,13 @@ any more, so idle lanes keep nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import floor
 
 from extproc.core.value import value
 
 __all__ = [
-    "EPSILON", "LAPSE_S", "PLAIN", "RENEW_S", "Standing", "Terms", "better_seen", "charge", "held_back",
-    "is_due", "owed", "register",
+    "AHEAD", "EPSILON", "LAPSE_S", "PLAIN", "RENEW_S", "TURNS", "Standing", "Terms", "better_seen", "charge",
+    "held_back", "is_due", "owed", "register",
 ]  # fmt: skip
 
 EPSILON = 1e-3
@@ -25,6 +26,10 @@ LAPSE_S = 2.0
 """A lane that was not refused anything for so long does not wait any more."""
 SEEN_S = 60.0
 """Where things are held, capacity is kept free for better lanes that were seen within this time."""
+TURNS = 100
+"""Most turns that a lane may have in hand, when much became free at once."""
+AHEAD = 2
+"""The same while it waits for something else."""
 RENEW_S = 1.0
 """A waiting lane with a share should ask again at least this often, or it counts as gone."""
 
@@ -87,14 +92,15 @@ def register(standings: dict[str, Standing], terms: Terms, need: float, now: flo
 def charge(standings: dict[str, Standing], lane: str, amount: float, now: float) -> None:
     """`amount` was granted to `lane`: who waits is owed its share; the lane pays from what it is owed.
 
-    Who is due and still waits, for something else or behind another that is due, is owed two turns and no more.
+    Who is due and waits for something else meanwhile is owed a turn or two, not one for every grant it watches.
     """
     for name, standing in list(standings.items()):
         if not standing.waits(now):
             del standings[name]
             continue
-        grown = min(standing.owed, 2.0 * standing.need) + standing.share * amount
-        standing.owed = max(standing.owed, grown)
+        part = standing.share * amount
+        most = (TURNS if standing.short else AHEAD) * (standing.need + part)
+        standing.owed = max(standing.owed, min(standing.owed + part, most))
         if name == lane:
             standing.owed = max(0.0, standing.owed - amount)
 
@@ -106,9 +112,9 @@ def is_due(standings: dict[str, Standing], lane: str, amount: float, now: float)
 
 
 def held_back(standings: dict[str, Standing], lane: str, now: float) -> float:
-    """Units that `lane` has to leave to others that are due and lack just this."""
+    """Units that `lane` has to leave to others that are due and lack just this: what they are owed, in whole turns."""
     return sum(
-        standing.need
+        standing.need * max(1, floor(standing.owed / max(standing.need, EPSILON)))
         for name, standing in standings.items()
         if name != lane and standing.short and standing.waits(now) and standing.covers(standing.need)
     )
