@@ -84,7 +84,10 @@ class Admission:
             observe,
             self.breakers.earliest_probe,
             frozenset(name for name, upstream in policy.upstreams.items() if upstream.owned),
+            bounds=policy.bounds,
+            new_share=self._new_share,
             patience=self._patience,
+            chance=chance,
         )
         self.breakers.moved = self.limiter.kick
         self.flights = Flights(
@@ -99,6 +102,7 @@ class Admission:
             affinity=self.affinity,
             freed=self.limiter.kick,
             learned=self._learn_size,
+            settled=self.limiter.settled,
         )
 
         self.pacing = Pacing(
@@ -137,6 +141,11 @@ class Admission:
     def _patience(self, request: Request) -> float:
         """Whether a retry may wait: 0, or the seconds after which it may come again."""
         return self.retries.spend(request.tenant, self._clock.time())
+
+    def _new_share(self, tenant: str) -> float:
+        """Which share of a lane's room and patience new sessions of a tenant may use."""
+        rules = self.policy.tenants.get(tenant) or self.policy.any_tenant
+        return ((rules and rules.sessions) or self.policy.sessions).new_share
 
     def _learn_size(self, flight: Flight, upstream: str, usage: Usage, *, complete: bool) -> None:
         request = flight.request

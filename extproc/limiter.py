@@ -1,8 +1,12 @@
 """The only code that waits: it hands out capacity to waiting requests, best claim first.
 
-Every request joins its lane, and a pass over the heads of all lanes asks capacity for what each would take. A request
+Every request joins its lane, and a pass over the heads of all lines asks capacity for what each would take. A request
 that gets its turn in the pass of its own arrival never waits. Otherwise it stays in line until a pass grants it (after
-a release, a refill, a breaker's move), until it has waited its max, or until its client leaves.
+a release, a refill, a breaker's move), until it has waited its max, until it has to make room for others, or until its
+client leaves.
+
+Who cannot make it in time, or finds no room, is refused at once and told when to come back, and has a place then (see
+promises). Who is only observed is decided upon like others and then let go all the same.
 
 Taken means handed over or handed back, exactly once. A waiter that leaves while a pass is asking for it is only marked;
 the pass sees the mark when the answer is there and gives back what nobody wants any more. A waiter that was granted and
@@ -16,20 +20,25 @@ learns from the first whole answer after its arrival that it has to wait.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import field
 from itertools import count
 from math import inf, isfinite
 
-from extproc.core import forecast
-from extproc.core.capacity import Ask, Change, Claim, Option
-from extproc.core.events import Queued
-from extproc.core.lanes import Backlog, Group, Lanes, Waiter
-from extproc.core.policy import WhenBusy
+from extproc.core.capacity import Answer, Ask, Change, Claim, Option
+from extproc.core.events import Observed, Queued, Shadowed
+from extproc.core.forecast import Forecast, Pace
+from extproc.core.lanes import Lanes
+from extproc.core.lines import Backlog, Group, Line, Waiter
+from extproc.core.policy import Bounds, Pacing, SessionLimits, WhenBusy
+from extproc.core.promises import Promise, Promises
 from extproc.core.refusal import Reason, Rejected
-from extproc.core.request import Request
+from extproc.core.request import Request, Size
 from extproc.core.routing import options
+from extproc.core.shares import Terms
 from extproc.core.value import value
+from extproc.core.watermark import recheck_s
 from extproc.ports import Capacity, Clock, Observer
 
 __all__ = ["Grant", "Limiter", "Wants"]
@@ -37,7 +46,9 @@ __all__ = ["Grant", "Limiter", "Wants"]
 TICK_S = 0.001
 """No pass is scheduled sooner than this after another, so that rounding never makes a busy loop."""
 MAX_DEPTH = 64
-"""At most so many of each group are asked for at once."""
+"""At most so many of each line are asked for at once."""
+LEAST_RETRY_S = 1.0
+"""Nobody is told to come back sooner."""
 
 
 @value
@@ -65,16 +76,20 @@ class Grant:
 
 
 class _Turn(Waiter):
-    """A waiter with the means to wake it."""
+    """A waiter with the means to wake it.
 
-    __slots__ = ("event", "inherits", "predicted_s", "timer", "wants")
+    promise: one that it came too early for. verdict: why it had to make room for others.
+    """
 
-    def __init__(self, request: Request, seq: float, wants: Wants, *, inherits: bool = False) -> None:
-        super().__init__(request, Group(), seq)
+    __slots__ = ("event", "predicted_s", "promise", "timer", "verdict", "wants")
+
+    def __init__(self, request: Request, seq: int, wants: Wants, since: float, before: float) -> None:
+        super().__init__(request, Group(), seq, since, before)
         self.event = asyncio.Event()
         self.timer: asyncio.TimerHandle | None = None
         self.wants = wants
-        self.inherits = inherits
+        self.promise: Promise | None = None
+        self.verdict: Rejected | None = None
         self.predicted_s = 0.0
 
 
@@ -87,33 +102,46 @@ class Limiter:
         capacity: Capacity,
         clock: Clock,
         allows: Callable[[str], bool],
-        pace: forecast.Pace,
+        pace: Pace,
         observer: Observer,
         earliest_probe: Callable[[tuple[str, ...]], float],
         owned: frozenset[str] = frozenset(),
         *,
         patience: Callable[[Request], float] = lambda _: 0.0,
+        bounds: Bounds | None = None,
+        new_share: Callable[[str], float] = lambda _: SessionLimits().new_share,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         """`earliest_probe` tells when the first of some upstreams may be tried again, on the clock.
 
         owned: upstreams that serve when nobody else can be waited for. patience: asked of a client's retry that would
-        have to wait, in a place of its own: 0 when it may, else the seconds after which it may come again.
+        have to wait, in a place of its own: 0 when it may, else the seconds after which it may come again. bounds: of
+        all lanes together. new_share: which share of a lane's room and patience a tenant's new sessions may use.
+        `chance` is in [0, 1).
         """
         self.lanes = lanes
         self.draining = False
+        self.promises = Promises()
+        self.forecast = Forecast(lanes, self.promises, pace, allows)
         self._capacity = capacity
         self._clock = clock
         self._allows = allows
-        self._pace = pace
         self._observe = observer
         self._earliest_probe = earliest_probe
         self._owned = owned
         self._patience = patience
-        self._demand = forecast.Demand()
+        self._bounds = bounds or Bounds()
+        self._new_share = new_share
+        self._chance = chance
+        self._terms = {
+            name: Terms(name, rule.rank, rule.min_share, rule.keep_free, smooth=rule.pacing is Pacing.SMOOTH)
+            for name, rule in lanes.rules.items()
+        }
         self._seq = count()
         self._wake = asyncio.Event()
         self._newcomers: list[_Turn] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._vain = 0
 
     async def run(self) -> None:
         """Passes whenever something changed. Runs until cancelled."""
@@ -124,15 +152,14 @@ class Limiter:
 
     def kick(self) -> None:
         """Something changed that may let a waiter go: capacity came back, a breaker moved, a limit grew."""
-        if len(self.lanes):
+        if self.lanes.total.requests:
             self._wake.set()
 
     def drain(self) -> None:
         """Refuse newcomers and everybody in line, from now on."""
         self.draining = True
         for waiter in self.lanes.waiters():
-            assert isinstance(waiter, _Turn)  # noqa: S101 - only this class fills the lanes
-            waiter.event.set()
+            _turn(waiter).event.set()
         self._wake.set()
 
     async def acquire(
@@ -143,47 +170,38 @@ class Limiter:
         since: the arrival whose place in line it has, if not its own. Cancellation at any await leaves nothing taken.
         """
         if self.draining:
-            raise Rejected(Reason.DRAINING, retry_after=1.0)
+            raise Rejected(Reason.DRAINING, retry_after=LEAST_RETRY_S)
         wants = self._in_reach(request, wants)
-        if self._capacity.immediate and not len(self.lanes):
+        if self._capacity.immediate and not self.lanes.total.requests:
             option = await self._at_once(request, wants)
             if option is not None:
                 return Grant(option.name, waited=False)
         turn = self._join(request, wants, since)
         try:
             await self._first_look(turn)
-            if turn.granted is None:
-                await self._wait(turn, queued)
-                return Grant(self._granted(turn), waited=True, predicted_s=turn.predicted_s)
-            return Grant(turn.granted.name, waited=False)
+            if turn.granted is not None:
+                return Grant(turn.granted.name, waited=False)
+            if request.observed:
+                return Grant(await self._let_go(turn), waited=False)
+            await self._wait(turn, queued)
+            return Grant(self._granted(turn), waited=True, predicted_s=turn.predicted_s)
         except BaseException:
             await self._leave(turn)
             raise
 
-    def predicted_s(self, request: Request, wants: Wants, turn: Waiter | None = None) -> float:
-        """Forecast in seconds of the wait of `request` as the newest of its lane; `turn` when it stands in line.
+    def settled(self, request: Request, size: Size) -> None:
+        """What a granted request really used, as far as it is known: its tenant is charged that, not the estimate."""
+        self.lanes.settle(request, size)
 
-        Upstreams that it may all use work off the line together; infinite when no breaker lets it through.
-        """
+    def predicted_s(self, request: Request, wants: Wants) -> float:
+        """Forecast in seconds of the wait of `request` if it came now; infinite when no breaker lets it through."""
+        return self._predicted_s(Waiter(request, Group(), next(self._seq)), wants)
+
+    def _predicted_s(self, waiter: Waiter, wants: Wants) -> float:
         names = self._open(wants)
-        if self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD:
+        if self.lanes.rules[waiter.request.lane].when_busy is WhenBusy.HOLD:
             names = names[:1]
-        waiter = turn or Waiter(request, Group(), -1)
-        waits = [self._wait_at(name, waiter, wants) for name in names]
-        if 0.0 in waits:
-            return 0.0
-        rate = sum(1.0 / wait for wait in waits)
-        return 1.0 / rate if rate else inf
-
-    def retry_after_s(self, request: Request, wants: Wants, turn: Waiter | None = None) -> float:
-        """Seconds after which the same request would get its turn within half its lane's wait, as things stand."""
-        predicted = self.predicted_s(request, wants, turn)
-        if not isfinite(predicted):
-            return max(1.0, self._earliest_probe(wants.names) - self._clock.time())
-        return max(1.0, predicted - 0.5 * self._max_wait_s(request))
-
-    def _max_wait_s(self, request: Request) -> float:
-        return self.lanes.rules[request.lane].max_wait_s
+        return self.forecast.wait_s(waiter, names, wants.prices, self._capacity.levels(), self._clock.time())
 
     def _in_reach(self, request: Request, wants: Wants) -> Wants:
         """Where every breaker rests for longer than the request can wait, what is owned serves all the same."""
@@ -201,27 +219,34 @@ class Limiter:
         first = next(iter(self._open(wants)), None)
         if first is None:
             return None
-        ask = Ask(request.ticket, (Option(first, wants.prices[first]),))
-        option = (await self._capacity.take((ask,)))[0].option
-        if option is not None:
-            self._note(request, option)
-        return option
+        terms = self._terms[request.lane]
+        ask = Ask(request.ticket, (Option(first, wants.prices[first]),), terms=terms)
+        answer = (await self._capacity.take((ask,)))[0]
+        if answer.option is not None:
+            self._note(request, answer.option, answer.shadowed)
+            if len(self.promises):
+                self.promises.claim(request, self._clock.time())
+        return answer.option
 
-    def _note(self, request: Request, option: Option) -> None:
-        self._demand.note(self.lanes.rules[request.lane].rank, option.claims, self._clock.time())
+    def _note(self, request: Request, option: Option, shadowed: tuple[str, ...] = ()) -> None:
+        self.forecast.demand.note(self._terms[request.lane].rank, option.claims, self._clock.time())
+        for key in shadowed:
+            self._observe(Shadowed(request, key))
 
     def _join(self, request: Request, wants: Wants, since: float | None) -> _Turn:
-        turn = _Turn(request, self._place(since), wants, inherits=since is not None)
+        now = self._clock.time()
+        place, before = (request.arrived, inf) if since is None else (min(since, request.arrived), now)
+        promise = self.promises.claim(request, now) if len(self.promises) else None
+        if promise is not None and promise.kept_at(now):
+            place, before = min(place, promise.since), promise.second
+        turn = _Turn(request, next(self._seq), wants, place, before)
+        turn.promise = promise
         rule = self.lanes.rules[request.lane]
-        turn.spilled = rule.when_busy is WhenBusy.SPILL and self._passes_first(turn, rule.spill_after_s)
-        turn.group = _group(turn)
+        if rule.when_busy is WhenBusy.SPILL and len(wants.names) > 1:
+            turn.spilled = self._passes_first(turn, rule.spill_after_s)
+        turn.group = _group(wants, first_only=not (turn.spilled or wants.forced))
         self.lanes.join(turn)
         return turn
-
-    def _place(self, since: float | None) -> float:
-        """The place of a newcomer, or that of one who arrived at `since`: before all that came later."""
-        later = [] if since is None else [w.seq for w in self.lanes.waiters() if w.request.arrived > since]
-        return min(later) - 0.5 if later else next(self._seq)
 
     async def _first_look(self, turn: _Turn) -> None:
         """Return when who just joined was granted, or a pass has come by without granting it."""
@@ -231,68 +256,145 @@ class Limiter:
             self._newcomers.append(turn)
             self._wake.set()
             await turn.event.wait()
-            if turn.granted is None:
+            if turn.granted is None and turn.verdict is None:
                 turn.event.clear()
+
+    async def _let_go(self, turn: _Turn) -> str:
+        """What is only observed goes to its first choice now, whatever is free there."""
+        if self.draining:
+            raise Rejected(Reason.DRAINING, retry_after=LEAST_RETRY_S)
+        request, wants = turn.request, turn.wants
+        predicted = self._until_turn_s(turn)
+        reason = self._hopeless(turn, predicted)
+        if reason is None and self._shed(turn, predicted) is turn:
+            reason = Reason.LANE_FULL
+        self._observe(Observed(request, reason, predicted))
+        name = next(iter(self._open(wants)), wants.names[0])
+        turn.gone, turn.granted = True, Option(name, wants.prices[name])
+        self.lanes.serve(turn)
+        self._note(request, turn.granted)
+        charging = self._capacity.change([Change(claim.key, -claim.amount) for claim in turn.granted.claims])
+        await (charging if self._capacity.immediate else asyncio.shield(charging))
+        self.kick()
+        return name
 
     async def _wait(self, turn: _Turn, queued: Callable[[float], Awaitable[None]]) -> None:
         request = turn.request
-        if self.draining:
+        if self.draining or turn.verdict:
             return
-        self._refuse_hopeless(turn)
+        self._admit(turn)
         now = self._clock.time()
         rule = self.lanes.rules[request.lane]
-        if rule.when_busy is WhenBusy.SPILL and not turn.spilled:
+        if rule.when_busy is WhenBusy.SPILL and not turn.spilled and len(turn.wants.names) > 1:
             turn.timer = asyncio.get_running_loop().call_at(now + rule.spill_after_s, self._spill, turn)
         try:
             async with asyncio.timeout_at(request.wait_until):
                 await queued(max(0.0, request.wait_until - now))
                 await turn.event.wait()
         except TimeoutError:
-            if turn.granted is None:
+            if turn.granted is None and turn.verdict is None:
                 raise self._waited_too_long(turn) from None
 
     def _granted(self, turn: _Turn) -> str:
         if turn.granted is None:
-            raise Rejected(Reason.DRAINING, retry_after=1.0)
+            raise turn.verdict or Rejected(Reason.DRAINING, retry_after=LEAST_RETRY_S)
         self._forget_timer(turn)
         return turn.granted.name
 
-    def _refuse_hopeless(self, turn: _Turn) -> None:
-        request, wants = turn.request, turn.wants
-        if request.retries and not turn.inherits and (again := self._patience(request)):
-            again = max(again, self.retry_after_s(request, wants, turn))
-            raise Rejected(Reason.LANE_FULL, "the retry budget of this tenant is spent", retry_after=again)
-        if self.lanes.full(request.lane):
-            raise Rejected(Reason.LANE_FULL, retry_after=self.retry_after_s(request, wants, turn))
-        left = request.wait_until - self._clock.time()
-        if not self._open(wants):
-            probe_in = self._earliest_probe(wants.names) - self._clock.time()
-            if probe_in > left:
-                raise Rejected(Reason.NO_UPSTREAM, retry_after=max(1.0, probe_in))
-            predicted = max(0.0, probe_in)
-        else:
-            predicted = self.predicted_s(request, wants, turn)
-        if predicted > left:
-            raise Rejected(Reason.DEADLINE_UNMEETABLE, retry_after=self.retry_after_s(request, wants, turn))
-        turn.predicted_s = predicted
+    def _admit(self, turn: _Turn) -> None:
+        """Let who just came stand in line, others making room where they must. Rejected when it is the one to go."""
+        request, lane = turn.request, turn.request.lane
+        turn.predicted_s = predicted = self._until_turn_s(turn)
+        self._spend_patience(turn, predicted)
+        reason = self._hopeless(turn, predicted)
+        while reason is None and (victim := self._shed(turn, predicted)):
+            if victim is turn:
+                reason = Reason.LANE_FULL
+            else:
+                self._evict(_turn(victim))
+        if reason is not None:
+            raise self._refusal(turn, reason, predicted if self._open(turn.wants) else None)
+        for bound in self.lanes.over(lane, shadow=True):
+            self._observe(Shadowed(request, f"lane/{lane}/{bound}"))
         self._observe(Queued(request, predicted))
 
+    def _spend_patience(self, turn: _Turn, predicted: float) -> None:
+        """A retry that nobody asked for, and that has to wait, is paid from its tenant's budget of retries."""
+        request = turn.request
+        if request.retries and turn.before == inf and (again := self._patience(request)):
+            again = max(again, LEAST_RETRY_S, predicted if isfinite(predicted) else 0.0)
+            raise Rejected(Reason.LANE_FULL, "the retry budget of this tenant is spent", retry_after=again)
+
+    def _until_turn_s(self, turn: _Turn) -> float:
+        """Forecast of its wait; with every breaker open, until the first may be tried."""
+        if self._open(turn.wants):
+            return self._predicted_s(turn, turn.wants)
+        return max(0.0, self._earliest_probe(turn.wants.names) - self._clock.time())
+
+    def _hopeless(self, turn: _Turn, predicted: float) -> Reason | None:
+        """Why it is no use to wait. A new session has only a part of the patience, unless its place is inherited."""
+        request = turn.request
+        left = request.wait_until - self._clock.time()
+        if predicted > left and not self._open(turn.wants):
+            return Reason.NO_UPSTREAM
+        if request.fresh and turn.since >= request.arrived:
+            left *= self._new_share(request.tenant)
+        return Reason.DEADLINE_UNMEETABLE if predicted > left else None
+
+    def _shed(self, turn: _Turn, predicted: float) -> Waiter | None:
+        promised = self._promised(turn, predicted)
+        return self.lanes.shed(turn, self._bounds, self._new_share(turn.request.tenant), promised)
+
+    def _promised(self, turn: _Turn, within_s: float) -> Backlog:
+        """What will come back to this lane within so many seconds, all of it before a newcomer."""
+        total, now = Backlog(), self._clock.time()
+        for book, kept in self.promises.booked(turn.request.lane, now) if len(self.promises) else ():
+            total.merge(book.before(now + within_s), kept)
+        return total
+
+    def _evict(self, turn: _Turn) -> None:
+        turn.verdict, turn.gone = self._refusal(turn, Reason.EVICTED), True
+        self.lanes.leave(turn)
+        turn.event.set()
+
     def _waited_too_long(self, turn: _Turn) -> Rejected:
-        request, wants = turn.request, turn.wants
-        if not self._open(wants):
-            return Rejected(Reason.NO_UPSTREAM, retry_after=self.retry_after_s(request, wants, turn))
-        if request.deadline is not None and request.wait_until < request.arrived + self._max_wait_s(request):
+        request = turn.request
+        if not self._open(turn.wants):
+            return self._refusal(turn, Reason.NO_UPSTREAM)
+        lane_waits_s = self.lanes.rules[request.lane].max_wait_s
+        if request.deadline is not None and request.wait_until < request.arrived + lane_waits_s:
             return Rejected(Reason.DEADLINE_PASSED)
-        return Rejected(Reason.QUEUE_TIMEOUT, retry_after=self.retry_after_s(request, wants, turn))
+        return self._refusal(turn, Reason.QUEUE_TIMEOUT)
+
+    def _refusal(self, turn: _Turn, reason: Reason, predicted: float | None = None) -> Rejected:
+        """With the time of its turn, and a place then; with every breaker open, the time when one is tried."""
+        request, now = turn.request, self._clock.time()
+        if turn.promise is not None and turn.promise.due > now:
+            seconds, turn_s, since = turn.promise.due - now, turn.promise.second - now, turn.promise.since
+        else:
+            predicted = self._predicted_s(turn, turn.wants) if predicted is None else predicted
+            since = turn.since
+            if not isfinite(predicted):
+                probe_s = self._earliest_probe(turn.wants.names) - now
+                return Rejected(reason, retry_after=max(LEAST_RETRY_S, probe_s))
+            turn_s = predicted
+            room = self.lanes.room(request.lane, self._promised(turn, predicted))
+            seconds = max(LEAST_RETRY_S, self.forecast.comeback_s(request, predicted, room))
+        holds = self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD
+        if request.fingerprint:
+            self.promises.make(request, _group(turn.wants, first_only=holds), since, now, seconds, turn_s)
+        return Rejected(reason, retry_after=seconds)
 
     async def _leave(self, turn: _Turn) -> None:
         self._forget_timer(turn)
         if turn.granted is None:
             turn.gone = True
-            self.lanes.leave(turn)
-            self.kick()
+            if turn.flow is not None:
+                self.lanes.leave(turn)
+                self.kick()
         else:
             option, turn.granted = turn.granted, None
+            self.lanes.settle(turn.request, None)
             await asyncio.shield(self._give_back(option))
 
     def _forget_timer(self, turn: _Turn) -> None:
@@ -301,28 +403,32 @@ class Limiter:
             turn.timer = None
 
     async def _pass(self) -> None:
-        """Ask for every head until nobody is granted any more; for ever more at once while that goes on."""
-        depth = 1
-        while not self.draining and (heads := self.lanes.heads(depth)):
+        """Ask for every head until nobody is granted any more.
+
+        Where a call takes time, for ever more of a line at once while that goes on.
+        """
+        deep: dict[Line, int] = {}
+        while not self.draining and (heads := self.lanes.heads(deep)):
             newcomers, self._newcomers = self._newcomers, []
-            asks = [Ask(head.request.ticket, self._options(head), followed) for head, followed in heads]
+            lines = [head.flow.line for head, _ in heads if head.flow]
+            asks = [Ask(h.request.ticket, self._options(h), f, self._terms[h.request.lane]) for h, f in heads]
             answers = await self._capacity.take(asks)
-            progress, whole, soonest = False, True, inf
-            for (head, followed), answer in zip(heads, answers, strict=True):
-                whole = whole and not (followed and answer.option)
+            progress, whole = False, True
+            for (head, followed), line, answer in zip(heads, lines, answers, strict=True):
                 if answer.option is None:
-                    soonest = min(soonest, answer.retry_after)
-                elif head.gone:
+                    deep.pop(line, None)
+                    continue
+                progress, whole = True, whole and not followed
+                if not self._capacity.immediate:
+                    deep[line] = min(2 * deep.get(line, 1), MAX_DEPTH)
+                if head.gone:
                     await self._give_back(answer.option)
-                    progress = True
                 else:
-                    self._grant(head, answer.option)
-                    progress = True
+                    self._grant(head, answer)
             self._tell(newcomers, whole=whole)
             if not progress:
-                self._schedule(soonest)
+                self._rest(answers)
                 return
-            depth = depth if whole else min(2 * depth, MAX_DEPTH)
 
     def _tell(self, newcomers: list[_Turn], *, whole: bool) -> None:
         """Whoever was in line for a whole batch, and was not granted, knows now that it has to wait."""
@@ -332,18 +438,28 @@ class Limiter:
         else:
             self._newcomers = newcomers + self._newcomers
 
-    def _grant(self, head: Waiter, option: Option) -> None:
-        assert isinstance(head, _Turn)  # noqa: S101 - only this class fills the lanes
-        self.lanes.leave(head)
-        self._note(head.request, option)
-        head.granted = option
-        head.event.set()
+    def _grant(self, head: Waiter, answer: Answer) -> None:
+        assert answer.option is not None  # noqa: S101 - that is what makes it a grant
+        turn = _turn(head)
+        self.lanes.serve(turn)
+        self._vain = 0
+        self._note(turn.request, answer.option, answer.shadowed)
+        self.forecast.served.granted(answer.option.claims)
+        turn.granted = answer.option
+        turn.event.set()
 
     async def _give_back(self, option: Option) -> None:
         await self._capacity.change([Change(claim.key, claim.amount) for claim in option.claims])
         self.kick()
 
-    def _schedule(self, seconds: float) -> None:
+    def _rest(self, answers: list[Answer]) -> None:
+        """Nobody can go now: look again when somebody may; at an engine that is full at random, sooner or later."""
+        short = {key for answer in answers for key in answer.short}
+        self.forecast.served.looked(short, self._clock.time())
+        seconds = min(answer.retry_after for answer in answers)
+        if any(key.endswith("/kv") for key in short):
+            seconds = min(seconds, recheck_s(self._vain, self._chance()))
+            self._vain += 1
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -351,40 +467,33 @@ class Limiter:
             self._timer = asyncio.get_running_loop().call_later(max(TICK_S, seconds), self.kick)
 
     def _options(self, waiter: Waiter) -> tuple[Option, ...]:
-        assert isinstance(waiter, _Turn)  # noqa: S101 - only this class fills the lanes
-        rule = self.lanes.rules[waiter.request.lane]
-        wants = waiter.wants
-        return options(self._open(wants), wants.prices.__getitem__, rule.when_busy, spilled=waiter.spilled)
+        turn = _turn(waiter)
+        rule = self.lanes.rules[turn.request.lane]
+        return options(self._open(turn.wants), turn.wants.prices.__getitem__, rule.when_busy, spilled=turn.spilled)
 
     def _spill(self, turn: _Turn) -> None:
         turn.timer = None
         if turn.granted is None and not turn.gone and not turn.spilled:
             turn.spilled = True
-            self.lanes.regroup(turn, _group(turn))
+            self.lanes.regroup(turn, _group(turn.wants, first_only=False))
             self.kick()
 
     def _passes_first(self, turn: _Turn, after_s: float) -> bool:
         """Whether not to wait for the first choice: it would take too long, or the upstream asked for a pause."""
-        first = next(iter(self._open(turn.wants)), None)
-        if first is None:
+        first, prices = self._open(turn.wants)[:1], turn.wants.prices
+        if not first:
             return False
         levels, now = self._capacity.levels(), self._clock.time()
-        counters = (levels.get(claim.key) for claim in turn.wants.prices[first])
+        counters = (levels.get(claim.key) for claim in prices[first[0]])
         paused = any(counter is not None and counter.closed_until > now for counter in counters)
-        return paused or self._wait_at(first, turn, turn.wants) > after_s
-
-    def _wait_at(self, name: str, waiter: Waiter, wants: Wants) -> float:
-        def ahead(key: str) -> Backlog:
-            return self.lanes.ahead(waiter, name, key, self._allows)
-
-        def above(key: str) -> float:
-            return self._demand.above(key, rank, now)
-
-        levels, now, rank = self._capacity.levels(), self._clock.time(), self.lanes.rules[waiter.request.lane].rank
-        return forecast.wait_s(levels, wants.prices[name], ahead, above, self._pace.hold_s(name), now)
+        return paused or self.forecast.wait_s(turn, first, prices, levels, now) > after_s
 
 
-def _group(turn: _Turn) -> Group:
-    wants = turn.wants
+def _turn(waiter: Waiter) -> _Turn:
+    assert isinstance(waiter, _Turn)  # noqa: S101 - only this file fills the lanes
+    return waiter
+
+
+def _group(wants: Wants, *, first_only: bool) -> Group:
     keys = frozenset(claim.key for name in wants.names for claim in wants.prices[name])
-    return Group(wants.names, keys, first_only=not (turn.spilled or wants.forced))
+    return Group(wants.names, keys, first_only)

@@ -1,30 +1,54 @@
 """How long a wait would be: work ahead divided by the rate at which it goes.
 
-For a bucket the rate is known (its refill), so the forecast is a bound that only refunds beat. For slots it is
-learned: the moving average of how long a request holds one. What has not been learned counts as no wait: an unknown
-never refuses anybody.
+Ahead of a newcomer is what better lanes hold; in its own lane what fairness will serve before it, so that a light
+tenant does not wait behind a heavy one's backlog; and whoever was promised a turn that comes before its own. Of each
+tenant so much goes first as brings its counter up to where the newcomer's own will be at its turn. That is a curve over
+counters per line (`Curve`), kept until an eighth of the line has changed.
+
+The rate of a bucket is its refill, or what was really served while somebody waited, if that is more (estimates that
+turn out too large come back). For slots it is what was served, or the limit over how long a request holds one; for an
+engine's cache what was served. Better lanes go on taking what they took lately, and lower lanes that wait get the share
+they are guaranteed; a lane can always count on its own share. What is not known counts as no wait: an unknown never
+refuses anybody.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import exp, inf
 
 from extproc.core.bucket import Slots, TokenBucket
-from extproc.core.capacity import Claim, Store
-from extproc.core.lanes import Backlog
+from extproc.core.capacity import Claim, Counter, Store
+from extproc.core.curve import Curve
+from extproc.core.fairness import cost
+from extproc.core.lanes import Lanes, Queue
+from extproc.core.lines import Backlog, Flow, Group, Line, Waiter
 from extproc.core.policy import Kind
+from extproc.core.promises import JITTER, Book, Promised, Promises
+from extproc.core.request import Request
+from extproc.core.shares import EPSILON, Terms
+from extproc.core.value import value
+from extproc.core.watermark import Watermark
 
-__all__ = ["Demand", "Pace", "wait_s"]
+__all__ = ["Demand", "Forecast", "Pace", "Served"]
 
 WEIGHT = 0.1
 """Weight of the newest value in a moving average."""
 SHORT_S, LONG_S = 5.0, 60.0
 """How long a lane's demand is remembered: until a silence is noticed, and until it counts as lasting."""
+LAPSING = 1.5
+"""A lane takes less than it used to when it lately took less than that by this factor: chance alone is no silence."""
 LEAST_SHARE = 0.05
 """However much better lanes take, a forecast counts on this share of the rate."""
+SERVED_S, SERVED_LEAST_S = 30.0, 2.0
+"""How long the observed rate of service is remembered, and how much of that has to be known before it counts."""
+EARLY = 0.35
+"""A refused request comes back this share of its patience before its turn."""
+STALE = 8
+"""A curve is drawn anew when one in so many of its tenants has changed."""
 
 
 @dataclass(slots=True)
@@ -78,58 +102,316 @@ class Demand:
     def above(self, key: str, rank: int, now: float) -> float:
         """Units per second of `key` that lanes better than `rank` take."""
         sums = (self._sums(key, better, now) for better in range(rank))
-        return sum(min(short / SHORT_S, long / LONG_S) for short, long in sums)
+        return sum(min(LAPSING * short / SHORT_S, long / LONG_S) for short, long in sums)
 
     def _sums(self, key: str, rank: int, now: float) -> tuple[float, float]:
         short, long, at = self._taken.get((key, rank), (0.0, 0.0, now))
         return short * exp((at - now) / SHORT_S), long * exp((at - now) / LONG_S)
 
 
-def wait_s(
-    store: Store,
-    claims: Sequence[Claim],
-    ahead: Callable[[str], Backlog],
-    above: Callable[[str], float],
-    hold_s: float,
-    now: float,
-) -> float:
-    """Seconds until `claims` can be met when everything `ahead` of them is served first, and better lanes go on.
+@dataclass(slots=True)
+class Served:
+    """What each counter really gives while somebody waits for it, in units per second."""
 
-    ahead, above: by key, what waits in front, and the units per second that better lanes take.
-    """
-    longest = 0.0
-    for claim in claims:
+    _sums: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _since: dict[str, float] = field(default_factory=dict)
+
+    def granted(self, claims: Sequence[Claim]) -> None:
+        """Somebody who waited got this."""
+        for claim in claims:
+            if claim.key in self._since:
+                amount, seconds = self._sums.get(claim.key, (0.0, 0.0))
+                self._sums[claim.key] = (amount + claim.amount, seconds)
+
+    def looked(self, short: Iterable[str], now: float) -> None:
+        """Everybody was asked for; `short` is what lacks now."""
+        for key, since in self._since.items():
+            amount, seconds = self._sums.get(key, (0.0, 0.0))
+            kept = exp((since - now) / SERVED_S)
+            self._sums[key] = (amount * kept, (seconds + now - since) * kept)
+        self._since = dict.fromkeys(short, now)
+
+    def rate(self, key: str) -> float | None:
+        """Units per second, None when not known."""
+        amount, seconds = self._sums.get(key, (0.0, 0.0))
+        return amount / seconds if seconds >= SERVED_LEAST_S and amount > 0 else None
+
+
+class Forecast:
+    """See the head of this file. `allows` says whether an upstream's breaker lets users' requests through."""
+
+    def __init__(self, lanes: Lanes, promises: Promises, pace: Pace, allows: Callable[[str], bool]) -> None:
+        """Nothing was observed yet."""
+        self.demand = Demand()
+        self.served = Served()
+        self._lanes = lanes
+        self._promises = promises
+        self._pace = pace
+        self._allows = allows
+        self._terms = {
+            name: Terms(name, rule.rank, rule.min_share, rule.keep_free) for name, rule in lanes.rules.items()
+        }
+
+    def wait_s(
+        self, waiter: Waiter, names: Iterable[str], prices: Mapping[str, tuple[Claim, ...]], store: Store, now: float
+    ) -> float:
+        """Seconds until `waiter`, in line or not, gets its turn at one of the upstreams, which work off lines together.
+
+        Infinite when there is none, or when it cannot be said that it ever will.
+        """
+        ahead = _Ahead(self._lanes, self._promises, waiter, now)
+        waits = [self._wait_at(name, prices[name], ahead, store, now) for name in names]
+        if 0.0 in waits:
+            return 0.0
+        rate = sum(1.0 / wait for wait in waits)
+        return 1.0 / rate if rate else inf
+
+    def comeback_s(self, request: Request, predicted_s: float, room: float) -> float:
+        """Seconds after which a request that was refused should come back, when its turn is in `predicted_s`.
+
+        room: the share of what will then be ahead of it that its lane can hold; it comes when there is room for it.
+        Otherwise it comes shortly before its turn: clients come later than they are told.
+        """
+        early = EARLY * (request.wait_until - request.arrived)
+        return max(predicted_s - early, predicted_s / (1.0 + 0.5 * JITTER) - 0.5 * early, predicted_s * (1.0 - room))
+
+    def _wait_at(self, name: str, claims: tuple[Claim, ...], ahead: _Ahead, store: Store, now: float) -> float:
+        found = (self._need(name, claim, store, ahead.queue, now) for claim in claims)
+        needs = [need for need in found if need is not None]
+        if not needs:
+            return 0.0
+        for part in ahead.parts:
+            _add(part, name, needs, self._allows)
+        wait = max(need.wait_s() for need in needs)
+        for part in ahead.promised(lambda: wait):
+            if _add(part, name, needs, self._allows):
+                wait = max(need.wait_s() for need in needs)
+        return wait
+
+    def _need(self, name: str, claim: Claim, store: Store, queue: Queue, now: float) -> _Need | None:
+        """What lacks for a claim, and at which rate it comes; None where that is not known, or nothing is counted."""
         counter = store.get(claim.key)
+        if counter is None:
+            return None
+        rate = self._rate(name, claim.key, counter)
+        if rate is None:
+            return None
+        terms, amount = self._terms[queue.rule.name], claim.amount
+        free, share = counter.free_at(now, terms), terms.share
         if isinstance(counter, TokenBucket):
-            missing = _bucket_missing(counter, claim, ahead(claim.key), now)
-            rate = counter.rate
-        elif isinstance(counter, Slots):
-            missing = claim.amount + ahead(claim.key).requests + counter.used - counter.limit
-            rate = counter.limit / hold_s if hold_s > 0 else inf
-        else:
-            continue
-        longest = max(longest, counter.closed_until - now)
-        if missing > 0:
-            longest = max(longest, _time(missing, rate, above(claim.key)))
-    return longest
+            amount = min(amount, counter.capacity * (1.0 - terms.keep_free))
+        left = rate * (1.0 - self._owed_below(claim.key, terms.rank)) - self.demand.above(claim.key, terms.rank, now)
+        left = max(left, max(share, LEAST_SHARE) * rate)
+        return _Need(claim.key, amount, free, left, share * rate, max(0.0, counter.closed_until - now))
+
+    def _rate(self, name: str, key: str, counter: Counter) -> float | None:
+        served = self.served.rate(key)
+        if isinstance(counter, TokenBucket):
+            return counter.rate if served is None else max(counter.rate, served)
+        if isinstance(counter, Slots):
+            hold_s = self._pace.hold_s(name)
+            return served if served is not None or not hold_s else counter.limit / hold_s
+        return served if isinstance(counter, Watermark) else None
+
+    def _owed_below(self, key: str, rank: int) -> float:
+        """The guaranteed shares of lower lanes that wait for `key`."""
+        return sum(
+            queue.rule.min_share
+            for queue in self._lanes.queues.values()
+            if queue.rule.rank > rank and queue.rule.min_share and any(key in group.keys for group in queue.lines)
+        )
 
 
-def _time(missing: float, rate: float, above: float) -> float:
-    left = max(rate - above, LEAST_SHARE * rate)
-    return missing / left if left > 0 else inf
+@value
+class _Part:
+    """Work that comes before a waiter: this share of the backlog. mine: of its own lane."""
+
+    group: Group
+    backlog: Backlog
+    share: float
+    mine: bool
 
 
-def _bucket_missing(bucket: TokenBucket, claim: Claim, ahead: Backlog, now: float) -> float:
-    return _queued(claim.key, ahead) + min(claim.amount, bucket.capacity) - bucket.level_at(now)
+class _Ahead:
+    """All that comes before one waiter, as far as that is the same at every upstream."""
+
+    def __init__(self, lanes: Lanes, promises: Promises, waiter: Waiter, now: float) -> None:
+        request = waiter.request
+        self.queue = queue = lanes.queues[request.lane]
+        self._waiter = waiter
+        self._now = now
+        ranked = [other for other in lanes.queues.values() if other.rule.rank <= queue.rule.rank]
+        self._booked = [
+            (book, kept, other is queue)
+            for other in (ranked if len(promises) else ())
+            for book, kept in promises.booked(other.rule.name, now)
+        ]
+        self._own_books = [(book, kept) for book, kept, mine in self._booked if mine]
+        self._counter = self._counter_at_turn()
+        shares = self._shares_with_vips() if queue.vips.requests or request.vip else self._shares()
+        self.parts = [_Part(line.group, line.backlog, share, mine=True) for line, share in shares]
+        for other in ranked[: ranked.index(queue)]:
+            self.parts += [_Part(group, line.backlog, 1.0, mine=False) for group, line in other.lines.items()]
+
+    def promised(self, wait_s: Callable[[], float]) -> Iterator[_Part]:
+        """What was promised a turn before that of the waiter, which is in `wait_s` by what was counted so far."""
+        slots = [(second, *booked) for booked in self._booked for second in booked[0].seconds]
+        for second, book, kept, mine in sorted(slots, key=_second):
+            slot = book.slots[second]
+            if self._waiter.before == inf:
+                if second - self._now > wait_s():
+                    return
+                come = kept
+            else:
+                come = kept * slot.back_within(wait_s(), self._now)
+            own = slot.by_tenant.get(self._waiter.request.tenant, {}) if mine else {}
+            own_share = 0.0 if self.queue.lifo else come * self._sooner(second)
+            if not mine:
+                share = come
+            else:
+                share = own_share if own and len(slot.by_tenant) == 1 else come * self._share_of_book(book)
+            for group, backlog in slot.groups.items():
+                yield _Part(group, backlog, share, mine)
+            for group, backlog in own.items() if share != own_share else ():
+                yield _Part(group, backlog, own_share - share, mine=True)
+
+    def _sooner(self, second: int) -> float:
+        """Which share of the turns promised for one second come before the waiter's own."""
+        before = self._waiter.before
+        return 1.0 if second < before else 0.5 if second == before else 0.0
+
+    def _counter_at_turn(self) -> float:
+        """Where its tenant's counter will be when its turn comes."""
+        request, queue = self._waiter.request, self.queue
+        tenant = queue.tenants.get(request.tenant)
+        counter = queue.counters.entry(request.tenant) if tenant is None else tenant.counter
+        if queue.lifo:
+            return counter
+        before = sum(flow.cost_before(self._waiter) for flow in tenant.flows.values()) if tenant else 0.0
+        if self._waiter.before == inf:
+            before += self._promised_to(request.tenant)
+        return counter + before / request.weight
+
+    def _promised_to(self, tenant: str) -> float:
+        """Cost of what a tenant was promised in this lane."""
+        return sum(book.tenants[tenant].cost * kept for book, kept in self._own_books if tenant in book.tenants)
+
+    def _shares(self) -> Iterator[tuple[Line, float]]:
+        """Of each line of the lane the share that comes before the waiter."""
+        for line in self.queue.lines.values():
+            own = line.flows.get(self._waiter.request.tenant)
+            if own is not None and len(line.flows) == 1:
+                before = 0.0 if self.queue.lifo else own.cost_before(self._waiter)
+                yield line, before / own.backlog.cost
+            else:
+                yield line, self._curves(line)[0].share(self._counter)
+
+    def _shares_with_vips(self) -> Iterator[tuple[Line, float]]:
+        """The same where VIPs go first up to their share of what is served."""
+        curves = [(line, *self._curves(line)) for line in self.queue.lines.values()]
+        done = [(o.share(self._counter) * o.total, v.share(self._counter) * v.total) for _, o, v in curves]
+        others, vips = sum(o for o, _ in done), sum(v for _, v in done)
+        all_vips, share = sum(v.total for _, _, v in curves), self.queue.rule.vip_share
+        others_part = vips_part = 1.0
+        if self._waiter.request.vip:
+            others_part = min(1.0, vips * (1.0 - share) / (share * others)) if share * others else 1.0
+        elif all_vips:
+            first = share / (1.0 - share) * (others + cost(self._waiter.request.size)) if share < 1 else inf
+            vips_part = min(all_vips, max(vips, first)) / all_vips
+            done = [(o, v.total) for (o, _), (_, _, v) in zip(done, curves, strict=True)]
+        for (line, o, v), (other, vip) in zip(curves, done, strict=True):
+            yield line, (other * others_part + vip * vips_part) / (o.total + v.total)
+
+    def _curves(self, line: Line) -> tuple[Curve, Curve]:
+        """Of a line's other tenants, and of its VIPs."""
+        drawn = line.drawn
+        if drawn is None or self.queue.changes - drawn[0] > len(line.flows) // STALE:
+            others = Curve(self._span(flow) for flow in line.flows.values() if not flow.tenant.vip)
+            vips = Curve(self._span(flow) for flow in line.flows.values() if flow.tenant.vip)
+            drawn = line.drawn = (self.queue.changes, others, vips)
+        return drawn[1], drawn[2]
+
+    def _span(self, flow: Flow) -> tuple[float, float, float]:
+        """A tenant begins half a request early, because its last one before the waiter goes whole."""
+        tenant, whole = flow.tenant, flow.tenant.backlog
+        begin = tenant.counter - 0.5 * whole.cost / whole.requests / tenant.weight
+        return begin, tenant.counter + whole.cost / tenant.weight, flow.backlog.cost
+
+    def _share_of_book(self, book: Book) -> float:
+        """Of what is promised in the lane the share that comes before the waiter."""
+        if book.drawn is None or book.changes - book.drawn[0] > len(book.tenants) // STALE:
+            book.drawn = (book.changes, Curve(self._promised_span(*of) for of in book.tenants.items()))
+        return book.drawn[1].share(self._counter)
+
+    def _promised_span(self, name: str, promised: Promised) -> tuple[float, float, float]:
+        tenant = self.queue.tenants.get(name)
+        begin = tenant.counter if tenant else self.queue.counters.entry(name)
+        begin += tenant.backlog.cost / promised.weight if tenant else 0.0
+        return begin, begin + self._promised_to(name) / promised.weight, promised.cost
 
 
-def _queued(key: str, ahead: Backlog) -> int:
-    match key.rpartition("/")[2]:
-        case Kind.REQUESTS:
-            return ahead.requests
+class _Need:
+    """What has to come of one key before a waiter has what it claims of it."""
+
+    __slots__ = ("_amount", "_before", "_free", "_mine", "_own_rate", "_pause_s", "_rate", "key", "kind")
+
+    def __init__(self, key: str, amount: float, free: float, rate: float, own_rate: float, pause_s: float) -> None:
+        """`free` is there now, the rest comes at `rate`; or all of the lane's own at `own_rate`, whoever else wants."""
+        self.key = key
+        self.kind = _kind(key)
+        self._amount = amount
+        self._before = self._mine = 0.0
+        self._free = free
+        self._rate = rate
+        self._own_rate = own_rate
+        self._pause_s = pause_s
+
+    def add(self, part: _Part) -> None:
+        """Count what comes first."""
+        amount = part.share * _units(self.kind, part.backlog)
+        self._before += amount
+        if part.mine:
+            self._mine += amount
+
+    def wait_s(self) -> float:
+        """Seconds until it has come."""
+        missing = self._before + self._amount - self._free
+        if missing <= EPSILON:
+            return self._pause_s
+        wait = missing / self._rate if self._rate > 0 else inf
+        if self._own_rate > 0:
+            owed = max(0.0, -self._free) / self._rate + (self._mine + self._amount) / self._own_rate
+            wait = min(wait, owed)
+        return max(wait, self._pause_s)
+
+
+def _add(part: _Part, name: str, needs: list[_Need], allows: Callable[[str], bool]) -> bool:
+    """Count a part where it counts, if it goes to the upstream `name`; whether it does."""
+    if not part.group.takes(name, allows):
+        return False
+    for need in needs:
+        if need.key in part.group.keys:
+            need.add(part)
+    return True
+
+
+def _units(kind: str, backlog: Backlog) -> float:
+    """What a backlog is of what a key counts."""
+    match kind:
+        case Kind.REQUESTS | "slots":
+            return backlog.requests
         case Kind.INPUT:
-            return ahead.input
+            return backlog.input
         case Kind.OUTPUT:
-            return ahead.tokens - ahead.input
+            return backlog.tokens - backlog.input
         case _:
-            return ahead.tokens
+            return backlog.tokens
+
+
+@lru_cache(maxsize=4096)
+def _kind(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def _second(slot: tuple[int, Book, float, bool]) -> int:
+    return slot[0]
