@@ -144,7 +144,7 @@ class TokenBucket:
     def _wait_beside(self, amount: float, now: float, terms: Terms) -> float:
         alone, others, growth, due = self._lacking(amount, now, terms)
         wait = self._time(alone, self.rate)
-        if alone + others > EPSILON and others:
+        if others + growth > 0 and alone + others > EPSILON:
             beside = self._time(alone + others, self.rate - growth)
             full = inf if due else self._time(self.capacity - self.level_at(now), self.rate)
             wait = max(wait, min(beside, full, LAPSE_S))
