@@ -44,6 +44,8 @@ NEARLY_SPENT = 0.01
 """What remains of a long window counts as spent below this share of it, when it is too little for such a request."""
 MODELS = 4096
 """Most names of models that are remembered; callers choose them where a route has a wildcard."""
+TRIPS = 100_000
+"""Most requests that are followed at a time."""
 PER_DAY = "PerDay"
 SLOW_DOWN = "slow_down"
 FIRST_ERROR = 400
@@ -125,6 +127,8 @@ class Pacing:
         """Hear what was sent where, and what came of it."""
         if isinstance(event, Admitted):
             name = event.order[0]
+            if len(self._trips) >= TRIPS:  # whose end was never told
+                self._over(self._trips.pop(next(iter(self._trips))), 0)
             self._trips[event.request.ticket] = _Trip(event.request, event.order, name)
             self._sent(name, event.request)
         elif isinstance(event, Settled):

@@ -334,6 +334,16 @@ def test_books_balance_whatever_happens_in_whatever_order(seed: int) -> None:
     assert not desk.pacing._trips
 
 
+def test_requests_whose_end_is_never_told_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest first, and with what was held for them."""
+    monkeypatch.setattr("extproc.pacing.TRIPS", 3)
+    desk = Desk()
+    for _ in range(10):
+        desk.depart("b")
+    assert len(desk.pacing._trips) == 3
+    assert desk.pacing._pacers["upstream/b/*/output"]._unwritten == 3 * 40.0
+
+
 # Refusals.
 
 

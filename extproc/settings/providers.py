@@ -76,6 +76,7 @@ PROVIDERS: dict[str, Provider] = {
     "together": Provider("https://api.together.xyz"),
     "cerebras": Provider("https://api.cerebras.ai", accounting=_UPFRONT),
     "xai": Provider("https://api.x.ai"),
+    "digitalocean": Provider("https://inference.do-ai.run"),
     "vllm": Provider(None, priority_sign=-1, metrics=_VLLM),
     "sglang": Provider(None, priority_sign=1, metrics=_SGLANG),
     "compatible": Provider(None, accounting=_UPFRONT),
