@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import httpx
@@ -21,6 +22,7 @@ import openai
 import pytest
 
 from extproc.app import Service
+from extproc.core.capacity import Level
 from extproc.ports import Departure, Head
 from extproc.stack import Stack
 from tests.e2e.conftest import books_balance, chat, settings_for
@@ -445,6 +447,7 @@ async def test_the_session_is_found_on_its_ladder_and_told_to_the_records() -> N
     """Configured header, agents' headers, ids in the body, else derived from tenant and key; never the key itself."""
     identity = {"session_headers": ["x-tidegate-session", "x-my-agent"]}
     service = Service(settings_for(identity=identity, tenants=tenants()))
+    await service.capacity.tune([Level(key, least=inf) for key in service.capacity.levels()])
     try:
         handle = service._handler()
         derived = set()
