@@ -48,8 +48,8 @@ def _counter(counter: Counter, now: float) -> dict[str, Any]:
         case Slots(used=used, limit=limit):
             told = {"used": used, "limit": _finite(limit)}
         case Watermark(booked=booked, held=held):
-            told = {"used": booked, "requests": held, "fill": round(counter.fill(now), 4), "size": counter.size()}
-            told |= {"saturation": _rounded(counter.saturation(now)), "instances": counter.reading.instances}
+            told = {"used": booked, "requests": held, "fill": round(counter.fill(now), 4), "cache": counter.cache}
+            told |= {"saturation": _rounded(counter.saturation(now)), "instances": counter.instances}
         case Budget(limit=limit):
             spent = round(counter.used_at(now), 6)
             told = {"spent": spent, "budget": limit, "ends_in_s": _finite(counter.ends_in(now))}

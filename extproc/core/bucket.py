@@ -190,8 +190,10 @@ class TokenBucket:
 
     def _owed_at(self, standing: Standing, now: float) -> float:
         """It grows up to the need, and beyond only while the level does not hold that yet."""
-        most = max(standing.need, standing.owed + standing.share * max(0.0, standing.need - self.level))
-        owed = min(most, standing.owed + standing.share * self.rate * max(0.0, now - self.at))
+        owed = standing.owed
+        if now > self.at:
+            most = max(standing.need, owed + standing.share * max(0.0, standing.need - self.level))
+            owed = min(most, owed + standing.share * self.rate * (now - self.at))
         return owed if standing.waits(now) else min(0.0, owed)
 
     def _paced_s(self, now: float, terms: Terms) -> float:
@@ -207,15 +209,17 @@ class TokenBucket:
 
     def _settle(self, now: float) -> None:
         """Bring level, set-asides and paces to `now`, and forget what is over."""
+        if now <= self.at:
+            return
         for name, standing in list(self.lanes.items()):
             standing.owed = self._owed_at(standing, now)
-            if not standing.waits(now) and standing.owed >= 0:
+            if standing.owed >= 0 and not standing.waits(now):
                 del self.lanes[name]
-        flowed = self.rate * max(0.0, now - self.at)
+        flowed = self.rate * (now - self.at)
         if self.paced:
             self.paced = {lane: units - flowed for lane, units in self.paced.items() if units - flowed > EPSILON}
         self.level = min(self.capacity, self.level + flowed)
-        self.at = max(self.at, now)
+        self.at = now
 
 
 @dataclass(slots=True)

@@ -214,9 +214,10 @@ def _lacking(
         counter = store.get(claim.key)
         if counter is None:
             continue
-        wait = counter.wait_for(claim.amount, now, terms)
         if closed and claim.key in closed:
-            wait = _wait_behind(counter, claim.amount, terms, closed[claim.key], wait, now)
+            wait = _wait_behind(counter, claim.amount, terms, closed[claim.key], now)
+        else:
+            wait = counter.wait_for(claim.amount, now, terms)
         if wait > 0:
             if counter.shadow:
                 shadowed += (claim.key,)
@@ -226,20 +227,23 @@ def _lacking(
     return lacking, shadowed, longest
 
 
-def _wait_behind(counter: Counter, amount: float, terms: Terms, lanes: set[str], wait: float, now: float) -> float:
+def _wait_behind(counter: Counter, amount: float, terms: Terms, lanes: set[str], now: float) -> float:
     """The wait at a key that earlier asks of these `lanes` could not get: it depends on them, unless one is due."""
-    due = counter.due_in(amount, now, terms) if terms.share and terms.lane not in lanes else inf
-    return due if due < inf else wait or inf
+    if terms.share and terms.lane not in lanes and (due := counter.due_in(amount, now, terms)) < inf:
+        return due
+    return counter.wait_for(amount, now, terms) or inf
 
 
 def _refuse(store: Store, ask: Ask, short: list[str], closed: Closed, now: float) -> None:
     """Close what lacked to later asks, and tell the counters who waits: of each lane, the first that was refused."""
     terms = ask.terms
-    for claim in (claim for option in ask.options for claim in option.claims):
-        counter = store.get(claim.key)
-        if counter is None or terms.lane in closed.get(claim.key, ()):
-            continue
-        if terms.lane:
-            counter.refused(claim.amount, now, terms, short=claim.key in short)
-        if claim.key in short and counter.closes(claim.amount, now, terms):
-            closed.setdefault(claim.key, set()).add(terms.lane)
+    for option in ask.options:
+        for claim in option.claims:
+            counter = store.get(claim.key)
+            if counter is None or (claim.key in closed and terms.lane in closed[claim.key]):
+                continue
+            lacked = claim.key in short
+            if terms.lane:
+                counter.refused(claim.amount, now, terms, short=lacked)
+            if lacked and (not terms.smooth or counter.closes(claim.amount, now, terms)):
+                closed.setdefault(claim.key, set()).add(terms.lane)

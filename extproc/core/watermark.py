@@ -63,6 +63,7 @@ def recheck_s(n: int, chance: float) -> float:
 class Watermark:
     """`booked` tokens of `held` requests. reading: the last one, asked for at time `asked` (any monotonic clock).
 
+    cache, instances: tokens that one instance's cache holds, 0 when nobody knows, and how many instances there are.
     recent: time and tokens of admissions that the reading may not show; since, largest: their sum and the largest of
     them. held_then: requests held when the reading came. trickle_at: when the next may go without a reading. shut: the
     marks that were reached. shadow: it never refuses. closed_until: nothing is taken before. lanes: what waiting lanes
@@ -76,6 +77,8 @@ class Watermark:
     closed_until: float = -inf
     reading: Reading = Reading(0.0)  # noqa: RUF009 - a value
     asked: float = -inf
+    cache: float = 0.0
+    instances: int = 1
     held_then: int = 0
     since: float = 0.0
     largest: float = 0.0
@@ -86,13 +89,16 @@ class Watermark:
     seen: dict[int, float] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        """The rules may say that it only counts."""
+        """The rules may say that it only counts, and how large the cache is."""
         self.shadow = self.shadow or self.rules.shadow
+        self.cache = self.cache or float(self.rules.tokens or 0.0)
 
     def wait_for(self, amount: float, now: float, terms: Terms = PLAIN) -> float:
         """0 when `amount` tokens may go; else until a trickle may, at the latest. Releases and readings come sooner."""
-        due = shares.is_due(self.lanes, terms.lane, amount, now)
-        left = 0.0 if due or self.reading.preemptions > 0 else shares.held_back(self.lanes, terms.lane, now)
+        due, left = False, 0.0
+        if self.lanes:
+            due = shares.is_due(self.lanes, terms.lane, amount, now)
+            left = 0.0 if due else self._left(terms, now)
         fresh_s = self.asked + self.rules.stale_s - now
         if fresh_s <= 0:
             wait = self._trickle_s(amount, left, now)
@@ -110,20 +116,16 @@ class Watermark:
 
         Where the size of the cache is unknown: infinite when one more may go, else 0.
         """
-        size = self.size()
-        if size is None:
+        if not self.cache:
             return inf if max(0.0, self.closed_until - now) >= self.wait_for(0.0, now, terms) else 0.0
         marks = self._marks(terms.lane)
-        free = (marks[0] - self._kept(terms, now) - self.fill(now)) * size * self._instances()
+        free = (marks[0] - self._kept(terms, now) - self.fill(now)) * self.cache * self.instances
+        free -= self._left(terms, now)
         return min(free, 0.0) if marks in self.shut and self.fresh(now) else free
 
     def fresh(self, now: float) -> bool:
         """Whether the last reading still says something."""
         return now - self.asked < self.rules.stale_s
-
-    def size(self) -> float | None:
-        """Tokens that one instance's cache holds, None when nobody knows."""
-        return self.rules.tokens or self.reading.tokens or None
 
     def fill(self, now: float) -> float:
         """Used share of the fullest instance's cache, as far as it is known at `now`."""
@@ -161,6 +163,8 @@ class Watermark:
         if reading is None or now - reading.age_s < self.asked:
             return
         self.reading, self.asked, self.held_then = reading, now - reading.age_s, self.held
+        self.cache = float(self.rules.tokens or reading.tokens or 0.0)
+        self.instances = max(1, reading.instances)
         self._recount(self.asked - LAG_S)
         self._mark()
 
@@ -183,12 +187,15 @@ class Watermark:
         marks = max(self._all_marks()) if due else self._marks(terms.lane)
         if marks in self.shut:
             return False
-        size = self.size()
-        if size is None:
-            few = FEW * self._instances()
+        if not self.cache:
+            few = FEW * self.instances
             return len(self.recent) + (left > 0) < few - floor(kept * few)
-        most = (marks[1] - kept) * size  # one that alone is more goes when there is next to nothing else
-        return self._seen(min(amount, most) + min(left, most)) + kept <= marks[0] + EPSILON / size
+        most = (marks[1] - kept) * self.cache  # one that alone is more goes when there is next to nothing else
+        return self._seen(min(amount, most) + min(left, most)) + kept <= marks[0] + EPSILON / self.cache
+
+    def _left(self, terms: Terms, now: float) -> float:
+        """Tokens to leave to others that are due; none while preemptions keep those from going."""
+        return 0.0 if self.reading.preemptions > 0 else shares.held_back(self.lanes, terms.lane, now)
 
     def _kept(self, terms: Terms, now: float) -> float:
         """Share of the cache that stays free for better lanes; own marks of a lane say that already."""
@@ -198,7 +205,7 @@ class Watermark:
 
     def _trickle_s(self, amount: float, left: float, now: float) -> float:
         """Seconds until `amount` may go without a reading; infinite when something has to be released first."""
-        if self.held >= max(FEW * self._instances(), self.held_then):
+        if self.held >= max(FEW * self.instances, self.held_then):
             return inf
         if self.held and self._booked(amount) > max(self._all_marks())[0]:
             return inf
@@ -233,17 +240,16 @@ class Watermark:
 
     def _seen(self, amount: float = 0.0) -> float:
         """Fill by the reading and by what is held from here, were `amount` tokens more admitted."""
-        size = self.size()
-        if size is None:
+        if not self.cache:
             return self.reading.usage
         landed = self.since + amount
-        landed = min(landed, landed / self._instances() + max(self.largest, amount))
-        return max(self.reading.usage + landed / size, self._booked(amount))
+        if self.instances > 1:
+            landed = min(landed, landed / self.instances + max(self.largest, amount))
+        return max(self.reading.usage + landed / self.cache, self._booked(amount))
 
     def _booked(self, amount: float = 0.0) -> float:
         """Fill by what is held from here alone, 0 when nobody knows."""
-        size = self.size()
-        return 0.0 if size is None else (self.booked + amount) / (size * self._instances())
+        return (self.booked + amount) / (self.cache * self.instances) if self.cache else 0.0
 
     def _queue(self) -> float:
         return self.reading.waiting / max(1, self.rules.waiting)
@@ -257,6 +263,3 @@ class Watermark:
 
     def _all_marks(self) -> list[tuple[float, float]]:
         return [(self.rules.high, self.rules.low), *self.rules.lanes.values()]
-
-    def _instances(self) -> int:
-        return max(1, self.reading.instances)
