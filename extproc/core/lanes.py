@@ -274,11 +274,11 @@ class _Draw:
     def __iter__(self) -> Iterator[tuple[Waiter, bool]]:
         while self._others or self._vips:
             counter, number, place, flow, places, flows = heappop(self._preferred())
-            if flows is not None:
-                self._next_flow(flows)
             left = self._left[flow.line]
             if not left:
                 continue
+            if flows is not None:
+                self._next_flow(flows)
             following: Place | None = place
             now_at = flow.tenant.counter + self._spent.get(flow.tenant, 0.0)
             if now_at <= counter:
@@ -303,7 +303,7 @@ class _Draw:
             return
 
     def _followed(self, line: Line) -> bool:
-        """Whether others have to be asked anew once the last of a line is granted: it has more, or the order changes."""
+        """Whether others have to be asked anew once a line's last is granted: it has more, or the order changes."""
         if self._deep:
             return line.backlog.requests > self._deep.get(line, 1)
         return line.backlog.requests > 1 or len(self._queue.tenants) > 1

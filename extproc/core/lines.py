@@ -157,7 +157,8 @@ class Flow:
         """Step out, wherever it stands."""
         waiter.flow = None
         self.backlog.add(waiter.request, -1)
-        if len(self._turns) > 2 * self.backlog.requests + 16:
+        kept = max(len(self._turns), len(self._fresh) + len(self._running), len(self._arrived or ()))
+        if kept > 2 * self.backlog.requests + 16:
             self._turns = [place for place in self._turns if self._stands(place)]
             heapify(self._turns)
             for places in (self._fresh, self._running, self._arrived or []):
@@ -166,6 +167,8 @@ class Flow:
     def in_turn(self, *, lifo: bool) -> Iterator[Place]:
         """Everybody, first whose turn it is. Change nothing meanwhile."""
         if lifo and self._arrived is not None:
+            while not self._stands(self._arrived[-1]):
+                self._arrived.pop()
             return ((-seq, seq, stand, one) for _, seq, stand, one in filter(self._stands, reversed(self._arrived)))
         while not self._stands(self._turns[0]):
             heappop(self._turns)
