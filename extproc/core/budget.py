@@ -20,6 +20,8 @@ __all__ = ["Budget"]
 
 EPSILON = 1e-9
 """Budgets count dollars, too: a billionth is rounding."""
+TICK_S = 1e-3
+"""Times of the calendar are so large that less of a second is rounding."""
 
 
 @dataclass(slots=True)
@@ -43,11 +45,11 @@ class Budget:
         return self.used if self._period(now) <= self._period(self.at) else 0.0
 
     def ends_in(self, now: float) -> float:
-        """Seconds until the next period; infinite when there is none."""
+        """Seconds until the next period, never 0; infinite when there is none."""
         if isinf(self.period_s):
             return inf
         begins = (max(self._period(now), self._period(self.at)) + 1) * self.period_s - self.epoch_offset
-        return max(0.0, begins - now)
+        return max(TICK_S, begins - now)
 
     def wait_for(self, amount: float, now: float, terms: Terms = PLAIN) -> float:  # noqa: ARG002 - one shape for all
         """Seconds until `amount` fits: 0 when now, infinite when no new period will help."""
