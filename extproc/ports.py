@@ -35,7 +35,7 @@ class Observer(Protocol):
 
 
 class Capacity(Protocol):
-    """Everything that is counted: buckets, slots, quotas. One call decides a batch atomically, in order.
+    """Everything that is counted: buckets, slots, gates, budgets. One call decides a batch atomically, in order.
 
     immediate: calls never suspend, so a caller cannot be cancelled in the middle of one. Otherwise a caller must see
     `take` through even when it no longer wants the answer, and give back what it got.
@@ -44,7 +44,10 @@ class Capacity(Protocol):
     immediate: bool
 
     async def take(self, asks: Sequence[Ask]) -> list[Answer]:
-        """Take what each ask can get (see core.capacity); one answer per ask."""
+        """Take what each ask can get (see core.capacity); one answer per ask.
+
+        Whoever was refused is to ask again after `retry_after`, or when something came back.
+        """
         ...
 
     async def change(self, changes: Sequence[Change]) -> None:

@@ -2,9 +2,18 @@
 
 A request needs several things at once: tokens of an account, one of its requests per minute, a concurrent slot. An
 `Option` names all that one upstream would need; an `Ask` lists the options of one request, best first; a batch of asks
-is answered in order. Three rules make a batch fair. An option is taken whole or not at all. What an earlier ask wanted
-and could not get is closed to the later asks of the batch, so that a large request is not overtaken for ever. And when
-an ask is granted whose followers were left out of the batch, it ends there, because they come before the later asks.
+is answered in order. Four rules make a batch fair. An option is taken whole or not at all. What an earlier ask wanted
+and could not get is closed to the later asks of the batch, so that a large request is not overtaken for ever. When an
+ask is granted whose followers were left out of the batch, it ends there, because they come before the later asks. And
+what a lane with a guaranteed share is owed by now (see shares) it gets though other lanes' asks have closed the key.
+
+An ask that was refused leaves a trace: the counters know that its lane waits, and for how much. So everybody in line is
+asked for again and again; a lane with a share that is not asked for in two seconds counts as gone.
+
+`tune` moves the counters themselves: what a provider, an engine or an operator let know of them.
+
+Deliberately not here: the order of the asks (lanes), and what the counters of each kind count (bucket, watermark,
+budget).
 """
 
 from __future__ import annotations
