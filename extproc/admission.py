@@ -25,7 +25,7 @@ from extproc.core.lanes import Lanes
 from extproc.core.outputs import Outputs
 from extproc.core.policy import Kind, Limit, Policy
 from extproc.core.quota import account_of
-from extproc.core.request import Request, Usage
+from extproc.core.request import Usage
 from extproc.core.retries import RetryBudget
 from extproc.core.routing import bucket_key, kv_key, slots_key
 from extproc.core.watermark import Watermark
@@ -61,7 +61,6 @@ class Admission:
         self._listener = observe
         observe = self.observe
         self.policy = policy
-        self._clock = clock
         self._calibrate = calibrate
         self.breakers = Breakers(policy.upstreams.values(), clock, observe, chance)
         store = _store(policy, levels or {}, clock.time(), epoch_offset)
@@ -86,7 +85,7 @@ class Admission:
             frozenset(name for name, upstream in policy.upstreams.items() if upstream.owned),
             bounds=policy.bounds,
             new_share=self._new_share,
-            patience=self._patience,
+            patience=self.copies.patience,
             chance=chance,
         )
         self.breakers.moved = self.limiter.kick
@@ -137,10 +136,6 @@ class Admission:
         """The counters to keep over a restart: all but those that came into being with a tenant's or session's call."""
         store = self.capacity.levels()
         return {key: store[key] for key in self._durable if key in store}
-
-    def _patience(self, request: Request) -> float:
-        """Whether a retry may wait: 0, or the seconds after which it may come again."""
-        return self.retries.spend(request.tenant, self._clock.time())
 
     def _new_share(self, tenant: str) -> float:
         """Which share of a lane's room and patience new sessions of a tenant may use."""

@@ -12,7 +12,7 @@ only one of its kind is ended, and only if no other one has left, failed or been
 A copy is interrupted by cancelling its task, which its client's leaving does, too, and maybe at the same moment: so it
 is done as asyncio.timeout does it, and a real cancellation stays one.
 
-Deliberately not here: how many retries may wait (core.retries; the limiter asks), and how a copy is ended (handler).
+Deliberately not here: how much a tenant's retries may wait (core.retries), and how a copy is ended (handler).
 """
 
 from __future__ import annotations
@@ -76,6 +76,17 @@ class Copies:
         elif served:
             self._places.forget(request.fingerprint, request.ticket)
 
+    def patience(self, request: Request) -> float:
+        """Whether a retry may wait: 0, or the seconds after which it may come again.
+
+        One that has replaced a copy adds nothing to the load, and is free. One whose copy had left is paid for by its
+        tenant's budget, though it keeps the place: those who come again and again would fill the line before everybody
+        who comes for the first time.
+        """
+        if any(copy.request is request and copy.replaces for copy in self._here.get(request.fingerprint, ())):
+            return 0.0
+        return self._budget.spend(request.tenant, self._clock.time())
+
     def enter(self, copy: Copy) -> None:
         """Count `copy` in, and let it replace what it may."""
         request = copy.request
@@ -112,7 +123,7 @@ class Copies:
         found = _replaceable(request, here, left=left)
         took = "left" if copy.since is not None else ""
         if found:
-            copy.since = found[0].place
+            copy.since, copy.replaces = found[0].place, True
             took = "running" if any(other.running for other in found) else "held"
         if not request.observed:
             for other in here:
@@ -151,19 +162,20 @@ def _lost_patience(rejected: Rejected) -> bool:
 class Copy:
     """One copy of a request while it is here.
 
-    since: arrival of the copy whose place it has inherited, None for none. replaced: a later copy has its place.
+    since: arrival of the copy whose place it has inherited, None for none. replaces: that copy was still here.
+    replaced: a later copy has its place.
     served, left: what was learned of its outcome before its stream ended.
     """
 
     __slots__ = (
         "_abort", "_alone", "_cancelling", "_copies", "_interrupted", "_precursors", "_task",
-        "followers", "left", "replaced", "request", "served", "since",
+        "followers", "left", "replaced", "replaces", "request", "served", "since",
     )  # fmt: skip
 
     def __init__(self, copies: Copies, request: Request) -> None:
         self.request = request
         self.since: float | None = None
-        self.replaced = self.served = self.left = False
+        self.replaces = self.replaced = self.served = self.left = False
         self.followers: list[Copy] = []
         self._copies = copies
         self._abort: Callable[[], Coroutine[Any, Any, None]] | None = None

@@ -115,9 +115,9 @@ class Limiter:
         """`earliest_probe` tells when the first of some upstreams may be tried again, on the clock.
 
         owned: upstreams that serve when nobody else can be waited for. patience: asked of a client's retry that would
-        have to wait, in a place of its own: 0 when it may, else the seconds after which it may come again. bounds: of
-        all lanes together. new_share: which share of a lane's room and patience a tenant's new sessions may use.
-        `chance` is in [0, 1).
+        have to wait and was not told to come now: 0 when it may, else the seconds after which it may come again.
+        bounds: of all lanes together. new_share: which share of a lane's room and patience a tenant's new sessions may
+        use. `chance` is in [0, 1).
         """
         self.lanes = lanes
         self.draining = False
@@ -319,9 +319,10 @@ class Limiter:
         self._observe(Queued(request, predicted))
 
     def _spend_patience(self, turn: _Turn, predicted: float) -> None:
-        """A retry that nobody asked for, and that has to wait, is paid from its tenant's budget of retries."""
+        """A retry that nobody told to come now, and that has to wait, is paid from its tenant's budget of retries."""
         request = turn.request
-        if request.retries and turn.before == inf and (again := self._patience(request)):
+        told = turn.promise is not None and turn.promise.kept_at(self._clock.time())
+        if request.retries and not told and (again := self._patience(request)):
             again = max(again, LEAST_RETRY_S, predicted if isfinite(predicted) else 0.0)
             raise Rejected(Reason.LANE_FULL, "the retry budget of this tenant is spent", retry_after=again)
 
@@ -485,7 +486,7 @@ class Limiter:
             return False
         levels, now = self._capacity.levels(), self._clock.time()
         counters = (levels.get(claim.key) for claim in prices[first[0]])
-        paused = any(counter is not None and counter.closed_until > now for counter in counters)
+        paused = any(c is not None and not c.shadow and c.closed_until > now for c in counters)
         return paused or self.forecast.wait_s(turn, first, prices, levels, now) > after_s
 
 

@@ -472,6 +472,25 @@ async def test_a_real_cancellation_stays_one(bench: Bench) -> None:
 
 
 @scenario
+async def test_a_retry_is_paid_for_unless_it_replaced_a_copy(bench: Bench) -> None:
+    """What takes the place of one that is here adds nothing; whose copy has left would be one more in line."""
+    while not bench.budget.spend("default", bench.loop.time()):
+        pass
+    held, gone = bench.send("body/held"), bench.send("body/gone")
+    await soon()
+    gone.task.cancel()
+    await soon()
+    replacing, returning = bench.send("body/held", retries=1), bench.send("body/gone", retries=1)
+    unheard = bench.send("", retries=1)
+    await soon()
+    assert held.task.done()
+    assert bench.took() == ["held", "left", ""]
+    assert bench.copies.patience(replacing.request) == 0.0
+    assert bench.copies.patience(returning.request) > 0.0
+    assert bench.copies.patience(unheard.request) > 0.0
+
+
+@scenario
 async def test_the_budget_hears_of_first_requests_only(bench: Bench) -> None:
     """A share of first-time traffic: retries do not pay for retries."""
     while not bench.budget.spend("default", bench.loop.time()):
