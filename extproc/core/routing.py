@@ -10,7 +10,7 @@ Deliberately not here: breakers themselves, and how an order reaches Envoy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from math import inf
@@ -170,9 +170,14 @@ def _counters(upstream: Upstream, model: str) -> tuple[str, tuple[tuple[str, Kin
     return slots_key(upstream.name), buckets
 
 
+def _enforced(upstream: Upstream, model: str) -> Iterator[Limit]:
+    """The limits that a request has to fit into; those in shadow mode stop nobody."""
+    return (limit for limit in limits_of(upstream, model) if not limit.shadow)
+
+
 def _output_room(upstream: Upstream, model: str, prompt: int) -> float:
     room = inf if upstream.window is None else upstream.window - prompt
-    for limit in limits_of(upstream, model):
+    for limit in _enforced(upstream, model):
         if limit.kind is Kind.TOTAL:
             room = min(room, limit.per_minute - prompt)
         elif limit.kind is Kind.OUTPUT:
@@ -183,7 +188,7 @@ def _output_room(upstream: Upstream, model: str, prompt: int) -> float:
 @lru_cache(maxsize=4096)
 def _surely_held(upstream: Upstream, model: str) -> float:
     """Tokens up to which any request fits, whatever they are of."""
-    limits = (limit.per_minute for limit in limits_of(upstream, model) if limit.kind is not Kind.REQUESTS)
+    limits = (limit.per_minute for limit in _enforced(upstream, model) if limit.kind is not Kind.REQUESTS)
     return min((inf if upstream.window is None else upstream.window, *limits))
 
 
@@ -193,4 +198,4 @@ def _holds(upstream: Upstream, model: str, size: Size) -> bool:
     if upstream.window is not None and size.total > upstream.window:
         return False
     amounts: Mapping[Kind, int] = {Kind.TOTAL: size.total, Kind.INPUT: size.input, Kind.OUTPUT: size.output}
-    return all(amounts.get(limit.kind, 0) <= limit.per_minute for limit in limits_of(upstream, model))
+    return all(amounts.get(limit.kind, 0) <= limit.per_minute for limit in _enforced(upstream, model))

@@ -106,6 +106,8 @@ def test_state_pins_the_request_to_one_upstream() -> None:
         ({"limits": (Limit("*", Kind.INPUT, 70, 10), Limit("*", Kind.OUTPUT, 30, 10))}, True),
         ({"limits": (Limit("*", Kind.REQUESTS, 0.5, 0.1),)}, True),
         ({"limits": (total(inf),)}, True),
+        ({"limits": (Limit("*", Kind.TOTAL, 99, 10, shadow=True),)}, True),
+        ({"limits": (Limit("*", Kind.OUTPUT, 29, 10, shadow=True), total(99))}, False),
     ],
 )
 def test_too_large_is_beyond_every_window_and_limit_of_the_chain(rules: dict[str, object], fits: bool) -> None:  # noqa: FBT001
