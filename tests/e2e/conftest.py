@@ -59,7 +59,7 @@ def settings_for(**overrides: Any) -> Settings:
             raw[section] = {**raw[section], **value}
         else:
             raw[section] = value
-    return parse(yaml.safe_dump(raw), "test")
+    return parse(yaml.safe_dump(raw, sort_keys=False), "test")
 
 
 @pytest.fixture
