@@ -8,7 +8,9 @@ more. So two tenants that wait all the time never differ by more than one reques
 what is estimated but not yet known of requests under way.
 
 VIP tenants go first as long as they had no more than their share of the lane, counted while both kinds wait; from then
-on the counters alone decide. `toll` keeps that account: it is positive when VIPs are ahead of their share.
+on the counters alone decide. `toll` keeps that account: it is positive when VIPs are ahead of their share. Their
+counters run ahead of the others' so, for which reason a VIP that comes is lifted to the least of the VIPs: otherwise
+it would go before the older ones for as long as those had been served.
 
 Deliberately not here: who waits for what, and the order inside a tenant (lanes).
 """
@@ -59,7 +61,8 @@ class Counters:
     def __init__(self, limit: int = 50_000) -> None:
         """Nobody waits."""
         self.waiting: Ranking[Account] = Ranking(_counter)
-        self._floor = 0.0
+        self.vips: Ranking[Account] = Ranking(_counter)
+        self._floor = self._vip_floor = 0.0
         self._absent: dict[str, float] = {}
         self._by_claim: Ranking[str] = Ranking(self._absent.__getitem__)
         self._charged: dict[str, float] = {}
@@ -69,23 +72,32 @@ class Counters:
         """How many absent tenants are remembered."""
         return len(self._absent)
 
-    def entry(self, name: str) -> float:
+    def entry(self, name: str, *, vip: bool = False) -> float:
         """The counter that an absent tenant would have if it came to wait now."""
         least = self.waiting.first()
-        return max(self._absent.get(name, 0.0), self._floor if least is None else least.counter)
+        counter = max(self._absent.get(name, 0.0), self._floor if least is None else least.counter)
+        if vip:
+            least = self.vips.first()
+            counter = max(counter, self._vip_floor if least is None else least.counter)
+        return counter
 
     def enter(self, account: Account) -> None:
         """A tenant comes to wait."""
-        account.counter = self.entry(account.name)
+        account.counter = self.entry(account.name, vip=account.vip)
         if self._absent.pop(account.name, None) is not None:
             self._by_claim.discard(account.name)
         self.waiting.add(account)
+        if account.vip:
+            self.vips.add(account)
 
     def leave(self, account: Account) -> None:
         """A tenant waits no longer."""
         self.waiting.discard(account)
         least = self.waiting.first() or account
         self._floor = max(self._floor, least.counter)
+        if account.vip:
+            self.vips.discard(account)
+            self._vip_floor = max(self._vip_floor, (self.vips.first() or account).counter)
         self._remember(account.name, account.counter)
 
     def charge(self, account: Account, ticket: str, service: float) -> None:
@@ -104,6 +116,8 @@ class Counters:
         if account is not None:
             account.counter += by
             self.waiting.fell(account)
+            if account.vip:
+                self.vips.fell(account)
         elif by > 0 or name in self._absent:
             self._remember(name, self._absent.get(name, self._floor) + by)
 

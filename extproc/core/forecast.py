@@ -191,7 +191,7 @@ class Forecast:
     def _need(self, name: str, claim: Claim, store: Store, queue: Queue, now: float) -> _Need | None:
         """What lacks for a claim, and at which rate it comes; None where that is not known, or nothing is counted."""
         counter = store.get(claim.key)
-        if counter is None:
+        if counter is None or counter.shadow:
             return None
         rate = self._rate(name, claim.key, counter)
         if rate is None:
@@ -284,7 +284,7 @@ class _Ahead:
         """Where its tenant's counter will be when its turn comes."""
         request, queue = self._waiter.request, self.queue
         tenant = queue.tenants.get(request.tenant)
-        counter = queue.counters.entry(request.tenant) if tenant is None else tenant.counter
+        counter = queue.counters.entry(request.tenant, vip=request.vip) if tenant is None else tenant.counter
         if queue.lifo:
             return counter
         before = sum(flow.cost_before(self._waiter) for flow in tenant.flows.values()) if tenant else 0.0
