@@ -95,16 +95,7 @@ class Watermark:
 
     def wait_for(self, amount: float, now: float, terms: Terms = PLAIN) -> float:
         """0 when `amount` tokens may go; else until a trickle may, at the latest. Releases and readings come sooner."""
-        due, left = False, 0.0
-        if self.lanes:
-            due = shares.is_due(self.lanes, terms.lane, amount, now)
-            left = 0.0 if due else self._left(terms, now)
-        fresh_s = self.asked + self.rules.stale_s - now
-        if fresh_s <= 0:
-            wait = self._trickle_s(amount, left, now)
-        else:
-            kept = 0.0 if due else self._kept(terms, now)
-            wait = 0.0 if self._open(amount, left, kept, terms, due=due) else min(fresh_s, LAPSE_S)
+        wait = self._wait(amount, now, terms)
         return wait if self.closed_until <= now else max(wait, self.closed_until - now)
 
     def due_in(self, amount: float, now: float, terms: Terms) -> float:
@@ -117,7 +108,7 @@ class Watermark:
         Where the size of the cache is unknown: infinite when one more may go, else 0.
         """
         if not self.cache:
-            return inf if max(0.0, self.closed_until - now) >= self.wait_for(0.0, now, terms) else 0.0
+            return inf if self._wait(0.0, now, terms) <= 0 else 0.0
         marks = self._marks(terms.lane)
         free = (marks[0] - self._kept(terms, now) - self.fill(now)) * self.cache * self.instances
         free -= self._left(terms, now)
@@ -177,6 +168,17 @@ class Watermark:
     def closes(self, amount: float, now: float, terms: Terms) -> bool:  # noqa: ARG002 - one shape for all
         """Who did not fit closes it to those behind."""
         return True
+
+    def _wait(self, amount: float, now: float, terms: Terms) -> float:
+        due, left = False, 0.0
+        if self.lanes:
+            due = shares.is_due(self.lanes, terms.lane, amount, now)
+            left = 0.0 if due else self._left(terms, now)
+        fresh_s = self.asked + self.rules.stale_s - now
+        if fresh_s <= 0:
+            return self._trickle_s(amount, left, now)
+        kept = 0.0 if due else self._kept(terms, now)
+        return 0.0 if self._open(amount, left, kept, terms, due=due) else min(fresh_s, LAPSE_S)
 
     def _open(self, amount: float, left: float, kept: float, terms: Terms, *, due: bool) -> bool:
         """Whether the reading lets `amount` go, when `left` tokens and a share `kept` are to be left to others."""

@@ -131,11 +131,24 @@ def test_of_several_instances_the_fullest_counts_and_none_gets_more_than_its_par
     assert (goes(kv, 160), goes(kv, 161)) == (True, False)
     kv.observe(Reading(0.1, running=1.0, instances=4), 1.0)
     assert kv.fill(1.0) == pytest.approx(1200 / 4000)
+    assert kv.free_at(1.0) == pytest.approx(2000)
+
+
+def test_of_what_went_since_a_reading_the_largest_counts() -> None:
+    """A small one after it changes nothing; with the next reading both are forgotten."""
+    kv = gate(0.1, instances=2)
+    for at, amount in ((0.0, 50), (0.5, 300), (0.9, 100)):
+        kv.take(amount, at, BEST)
+    kv.observe(Reading(0.1, running=1.0, instances=2, age_s=0.7), 1.0)
+    assert (kv.since, kv.largest) == (400, 300)
+    kv.observe(Reading(0.1, running=1.0, instances=2, age_s=0.0), 2.0)
+    assert (kv.since, kv.largest) == (0, 0)
 
 
 def test_the_engine_may_tell_how_large_its_cache_is() -> None:
     """What the rules say goes before it."""
     assert (gate(0.1, rules=UNKNOWN, tokens=500.0).cache, gate(0.1, tokens=500.0).cache) == (500, 1000)
+    assert (Watermark(UNKNOWN).cache, Watermark(RULES).cache, Watermark(RULES, cache=7.0).cache) == (0, 1000, 7)
 
 
 def test_without_the_size_of_the_cache_a_few_go_per_reading() -> None:
@@ -155,6 +168,16 @@ def test_without_the_size_of_the_cache_a_few_go_per_reading() -> None:
     assert not goes(kv, 1, 1.0)
     kv.observe(Reading(0.8, running=1.0), 2.0)
     assert not goes(kv, 1, 2.0)
+
+
+def test_of_a_few_per_reading_one_is_left_to_who_is_due() -> None:
+    """And in a pause there are as many as without it."""
+    kv = gate(0.5, rules=UNKNOWN)
+    kv.lanes["P2"] = Standing(0.1, 50, kept=0.0, owed=50)
+    kv.recent = [(0.0, 1.0)] * (FEW - 1)
+    assert (goes(kv, 1), goes(kv, 50, terms=BATCH)) == (False, True)
+    kv.closed_until = 10.0
+    assert (kv.free_at(0.0, BEST), kv.free_at(0.0, BATCH)) == (0, inf)
 
 
 def test_a_pool_that_runs_nothing_takes_one_request_whatever_its_size() -> None:
@@ -214,6 +237,11 @@ def test_no_more_run_without_a_reading_than_ran_when_there_was_one() -> None:
     assert kv.wait_for(1, 6.0) == inf
     kv.change(100, 6.0)
     assert kv.wait_for(1, 6.0) == 0
+    many = gate(0.1, rules=UNKNOWN, instances=3)
+    for n in range(3 * FEW):
+        assert many.wait_for(1, 100.0 + n) == 0
+        many.take(1, 100.0 + n, BEST)
+    assert many.wait_for(1, 200.0) == inf
 
 
 def test_without_a_reading_what_is_booked_still_counts() -> None:
