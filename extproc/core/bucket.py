@@ -130,11 +130,12 @@ class TokenBucket:
     def resize(self, rate: float, capacity: float, now: float) -> None:
         """Follow a new limit. What is in the bucket stays, as far as it fits."""
         self._settle(now)
+        if capacity < self.capacity:
+            for standing in self.lanes.values():
+                standing.need = min(standing.need, capacity)
+                standing.owed = min(standing.owed, capacity)
         self.rate, self.capacity = rate, capacity
         self.level = min(capacity, self.level)
-        for standing in self.lanes.values():
-            standing.need = min(standing.need, capacity)
-            standing.owed = min(standing.owed, capacity)
 
     def clamp(self, least: float, most: float, now: float) -> None:
         """What is in the bucket is at least `least`, at most `most` (which goes first), and never above capacity."""

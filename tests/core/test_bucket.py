@@ -374,6 +374,10 @@ def test_a_new_size_trims_needs_and_set_asides_to_it() -> None:
     bucket.resize(100, 30, 1.0)
     assert (bucket.lanes["P2"].need, bucket.lanes["P2"].owed) == (30, 30)
     bucket = waiting(level=50, need=80)
+    bucket.lanes["P2"].owed = 110.0  # made good after a debt
+    bucket.resize(20, 100, 0.0)
+    assert bucket.lanes["P2"].owed == 110
+    bucket = waiting(level=50, need=80)
     bucket.resize(100, 300, 1.0)
     assert (bucket.lanes["P2"].need, bucket.owed(1.0)["P2"], bucket.owed(1.5)["P2"]) == (80, 1, 6)
 

@@ -37,6 +37,8 @@ def test_what_is_larger_than_the_whole_never_fits() -> None:
     """No period helps; so nobody is told to come again for nothing."""
     budget = Budget(10, HOUR)
     assert (budget.wait_for(11, 0.0), budget.wait_for(10, 0.0)) == (inf, 0)
+    budget.take(1, 0.0)
+    assert (budget.wait_for(11, 0.0), budget.wait_for(10, 0.0), budget.wait_for(9, 0.0)) == (inf, HOUR, 0)
 
 
 def test_what_was_used_is_corrected_afterwards() -> None:
