@@ -86,6 +86,11 @@ class Lanes:
                 found += _Draw(queue, deep or {})
         return found
 
+    def behind(self, waiter: Waiter) -> bool:
+        """Whether somebody of its own tenant, who wants the same, goes before it."""
+        flow = waiter.flow
+        return flow is not None and flow.first(lifo=self.queues[waiter.request.lane].lifo) is not waiter
+
     def over(self, lane: str, *, shadow: bool = False) -> list[str]:
         """The bounds that the lane is over: those that hold, or those in shadow mode."""
         queue = self.queues[lane]
@@ -105,7 +110,7 @@ class Lanes:
         which room is kept. Neither touches a tenant that uses less than its part of the lane, nor a place inherited.
         """
         queue, request = self.queues[newcomer.request.lane], newcomer.request
-        if newcomer.since >= request.arrived:
+        if newcomer.since >= request.arrived and (request.fresh or promised.requests):
             share = new_share if request.fresh else 1.0
             if any(queue.above_part(newcomer, bound) for bound in queue.over(queue.backlog, promised, share)):
                 return newcomer
@@ -153,7 +158,7 @@ class Queue:
         if flow is None:
             flow = Flow(tenant, line, self.rule.order, lifo=self.rule.lifo_above is not None)
             line.flows[tenant.name] = tenant.flows[line.group] = flow
-            line.ranking(flow).add(flow)
+            line.ranking(flow).add(flow, tenant.number)
         flow.add(waiter)
         self._count(flow, request, 1)
         for ranking in self._heaviest.values():

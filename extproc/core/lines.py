@@ -164,6 +164,10 @@ class Flow:
             for places in (self._fresh, self._running, self._arrived or []):
                 places[:] = [place for place in places if self._stands(place)]
 
+    def first(self, *, lifo: bool) -> Waiter:
+        """Whose turn it is."""
+        return next(self.in_turn(lifo=lifo))[3]
+
     def in_turn(self, *, lifo: bool) -> Iterator[Place]:
         """Everybody, first whose turn it is. Change nothing meanwhile."""
         if lifo and self._arrived is not None:

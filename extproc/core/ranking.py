@@ -17,11 +17,12 @@ __all__ = ["Ranking", "ascending"]
 T = TypeVar("T")
 E = TypeVar("E", bound="tuple[float, int, *tuple[object, ...]]")
 
-Entry = tuple[float, int, T]
+Entry = tuple[float, int, int, T]
+"""A number, the rank among equal numbers, and which entering it was: things themselves are never compared."""
 
 
 class Ranking(Generic[T]):
-    """`value` tells a thing's number. Things of equal numbers rank by their entering."""
+    """`value` tells a thing's number. Things of equal numbers rank by their entering, or by what `add` says."""
 
     __slots__ = ("_entries", "_heap", "_numbers", "_value")
 
@@ -36,9 +37,10 @@ class Ranking(Generic[T]):
         """How many are ranked."""
         return len(self._entries)
 
-    def add(self, thing: T) -> None:
-        """Rank it from now on."""
-        self._enter((self._value(thing), next(self._numbers), thing))
+    def add(self, thing: T, among_equals: int | None = None) -> None:
+        """Rank it from now on. among_equals: its rank among things of equal numbers."""
+        number = next(self._numbers)
+        self._enter((self._value(thing), number if among_equals is None else among_equals, number, thing))
 
     def discard(self, thing: T) -> None:
         """Rank it no longer. KeyError when it was not ranked."""
@@ -49,19 +51,19 @@ class Ranking(Generic[T]):
 
     def fell(self, thing: T) -> None:
         """Its number may have become smaller. KeyError when it is not ranked."""
-        known, number, _ = self._entries[thing]
+        known, rank, number, _ = self._entries[thing]
         if (value := self._value(thing)) < known:
-            self._enter((value, number, thing))
+            self._enter((value, rank, number, thing))
 
     def first(self) -> T | None:
         """The thing with the smallest number; None when there is none."""
         heap = self._heap
         while heap:
-            known, number, thing = heap[0]
+            known, rank, number, thing = heap[0]
             if self._entries.get(thing) is not heap[0]:
                 heappop(heap)
             elif (value := self._value(thing)) > known:
-                self._entries[thing] = entry = (value, number, thing)
+                self._entries[thing] = entry = (value, rank, number, thing)
                 heapreplace(heap, entry)
             else:
                 return thing
@@ -70,13 +72,13 @@ class Ranking(Generic[T]):
     def lowest_first(self) -> Iterator[tuple[float, T]]:
         """All of them, each with a number that it is not below, those numbers ascending. Change nothing meanwhile."""
         if self.first() is not None:
-            yield from ((known, thing) for known, _, thing in filter(self._counts, ascending(self._heap)))
+            yield from ((known, thing) for known, _, _, thing in filter(self._counts, ascending(self._heap)))
 
     def _counts(self, entry: Entry[T]) -> bool:
-        return self._entries.get(entry[2]) is entry
+        return self._entries.get(entry[3]) is entry
 
     def _enter(self, entry: Entry[T]) -> None:
-        self._entries[entry[2]] = entry
+        self._entries[entry[3]] = entry
         heappush(self._heap, entry)
 
 

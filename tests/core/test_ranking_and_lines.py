@@ -131,6 +131,18 @@ def test_what_left_and_came_back_counts_once() -> None:
     assert [thing for _, thing in ranking.lowest_first()] == [other, one]
 
 
+def test_who_comes_again_with_an_old_rank_and_number_is_not_compared_with_what_it_left_behind() -> None:
+    """A new thing in the place of an old one, whose entry is still in the heap: things have no order of their own."""
+    ranking: Ranking[Thing] = Ranking(lambda thing: thing.number)
+    for _ in range(5):
+        things = [Thing(0, 1), Thing(1, 1), Thing(2, 1)]
+        for thing in things:
+            ranking.add(thing, among_equals=-thing.name)
+        assert [thing for _, thing in ranking.lowest_first()] == things[::-1]
+        for thing in things:
+            ranking.discard(thing)
+
+
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 10, 100])
 def test_a_heap_can_be_read_in_order_without_taking_it_apart(size: int) -> None:
     """Any heap, everything in it once."""
