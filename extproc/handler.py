@@ -15,7 +15,7 @@ from math import inf
 
 from extproc import dialects
 from extproc.copies import REPLACED, Copies
-from extproc.core.events import Admitted, Refused
+from extproc.core.events import Admitted, Observed, Refused
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Endpoint
 from extproc.dispatch import Dispatch
@@ -67,6 +67,8 @@ class Handler:
                 return
             document = await self._read(exchange, greeting)
             request, wants = await self._reception.price(greeting, document)
+            if wants.too_large:
+                self._observe(Observed(request, Reason.TOO_LARGE))
             if request.bytes > WORTH_FREEING:
                 document = document and dialects.without_prompt(document)
             async with self._copies.sole(request) as copy, self._flights.board(request, wants.names) as flight:

@@ -55,12 +55,13 @@ LEAST_RETRY_S = 1.0
 class Wants:
     """What one request could take: upstreams in order of preference, and what each costs it.
 
-    forced: whatever their breakers say.
+    forced: whatever their breakers say. too_large: none of them could ever hold it; it goes because it is observed.
     """
 
     names: tuple[str, ...]
     prices: dict[str, tuple[Claim, ...]]
     forced: bool = False
+    too_large: bool = False
 
 
 @value

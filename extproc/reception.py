@@ -137,11 +137,21 @@ class Reception:
         usual = self._outputs.usual(tenant.name, call.model, capped=capped) * call.choices
         size = self._size(call, route, tenant, counted, usual)
         pin = self._pin(call.state, route)
-        names = routing.eligible(policy, route, greeting.endpoint.dialect, call.model, size, pin)
+        request = self._request(greeting, call, route, size, counted, body)
+        names, too_large = self._eligible(request, route, pin)
         prices = {
             name: routing.claims(policy.upstreams[name], call.model, size, greeting.endpoint, usual) for name in names
         }
-        return self._request(greeting, call, route, size, counted, body), Wants(names, prices)
+        return request, Wants(names, prices, too_large=too_large)
+
+    def _eligible(self, request: Request, route: Route, pin: str | None) -> tuple[tuple[str, ...], bool]:
+        """The upstreams that could serve it, and whether it is too large for them: then it goes if it is observed."""
+        try:
+            return routing.eligible(self._policy, route, request.dialect, request.model, request.size, pin), False
+        except Rejected as rejected:
+            if rejected.reason is not Reason.TOO_LARGE or not request.observed:
+                raise
+            return routing.eligible(self._policy, route, request.dialect, request.model, Size(0, 0), pin), True
 
     def _pin(self, state: str | None, route: Route) -> str | None:
         """The only upstream that knows the state this request builds on; None when it builds on none."""

@@ -253,6 +253,19 @@ def test_a_share_of_a_route_is_observed() -> None:
     desk.executor.shutdown()
 
 
+def test_what_is_only_observed_is_told_to_be_too_large_and_goes() -> None:
+    """To all that speak its dialect, for what it really is; nothing else is too large."""
+    desk = Desk(replace(POLICY, routes=(replace(POLICY.routes[0], observe=1.0),)))
+    request, wants = desk.priced(chat("word " * 30_000))
+    assert (wants.names, wants.too_large) == (("a",), True)
+    assert any(claim.amount == request.size.total > 20_000 for claim in wants.prices["a"])
+    assert not desk.priced(chat())[1].too_large
+    with pytest.raises(Rejected) as refusal:
+        desk.priced(chat(max_tokens=5), path="/v1/messages")
+    assert refusal.value.reason is Reason.NO_UPSTREAM
+    desk.executor.shutdown()
+
+
 @pytest.mark.parametrize(("share", "observed"), [(0.0, False), (1.0, True)])
 def test_none_or_all_of_a_route_is_observed(share: float, *, observed: bool) -> None:
     """At its ends, a share means none and all."""
