@@ -238,8 +238,8 @@ def _lacking(
 
 def _wait_behind(counter: Counter, amount: float, terms: Terms, lanes: set[str], now: float) -> float:
     """The wait at a key that earlier asks of these `lanes` could not get: it depends on them, unless one is due."""
-    if terms.share and terms.lane not in lanes and (due := counter.due_in(amount, now, terms)) < inf:
-        return due
+    if terms.share and terms.lane not in lanes:
+        return counter.due_in(amount, now, terms)
     return counter.wait_for(amount, now, terms) or inf
 
 
