@@ -53,7 +53,7 @@ TENANTS: dict[str, dict[str, Any]] = {
     "*": {},
 }
 ONE = ("edf", "lifo", "heavy", "full-openai", "full-anthropic", "again", "bounded")
-FEW = {"held": 2, "watched": 2, "partly": 2, "fair": 4, "weighed": 4, "vips": 4, "steady": 4, "told": 4}
+FEW = {"any": 5, "held": 2, "watched": 2, "partly": 2, "fair": 4, "weighed": 4, "vips": 4, "steady": 4, "told": 4}
 SLOTS = {"shared": 8, "engine": 10, **FEW, **dict.fromkeys(ONE, 1)}
 """Upstreams with so many places; each serves the model of its name."""
 
@@ -741,3 +741,46 @@ async def test_who_comes_back_when_told_gets_in(
     )
     assert returns.total() >= 15
     assert returns["200"] >= 0.9 * returns.total()
+
+
+# All of it at once.
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_random_crowds_break_nothing(stack: Stack, capsys: pytest.CaptureFixture[str], seed: int) -> None:
+    """Any lane, tenant, session and deadline, streamed or not, and clients that leave: who is answered is served or
+    told why not, and when to come back; no place is taken twice, and none is lost.
+    """
+    chance, before = random.Random(seed), len(seen(stack, "any"))
+
+    async def client(clients: Crowd, number: int) -> Result | None:
+        await asyncio.sleep(chance.uniform(0, 3))
+        headers = {
+            "x_tidegate_priority": chance.choice(list(LANES)),
+            "x_team": chance.choice([*TENANTS, "unlisted", "another"]).replace("*", "third"),
+            "x_tidegate_session": chance.choice(["", "a", f"new {number}"]),
+            "x_fake_fault": slow(chance.choice([0.01, 0.1, 0.4])),
+        }
+        if chance.random() < 0.3:
+            headers["x_request_timeout_ms"] = chance.choice(["300", "1500", "8000"])
+        body = chat(f"{seed} {number}", model="any", stream=chance.random() < 0.4)
+        try:
+            async with asyncio.timeout(chance.uniform(0.01, 2) if chance.random() < 0.3 else 60):
+                return await clients.ask(body, **headers)
+        except TimeoutError:
+            return None
+
+    async with crowd(stack) as clients:
+        answers = await asyncio.gather(*(client(clients, number) for number in range(350)))
+    told = [answer for answer in answers if answer is not None]
+    left = len(answers) - len(told)
+    outcomes = Counter(answer.reason or str(answer.status) for answer in told)
+    show(capsys, f"seed {seed}: {dict(outcomes)}, {left} left")
+    known = {"200", "504", "lane_full", "evicted", "deadline_unmeetable", "deadline_passed", "queue_timeout"}
+    assert set(outcomes) <= known
+    for answer in told:
+        if answer.status not in (200, 504):
+            assert int(answer.headers["Retry-After"]) >= 1
+    served = seen(stack, "any")[before:]
+    assert most_at_once(served) <= 5
+    assert outcomes["200"] <= len(served) <= outcomes["200"] + outcomes["504"] + outcomes["deadline_passed"] + left
