@@ -28,7 +28,7 @@ from extproc.core.capacity import (
     tune,
 )
 from extproc.core.policy import KvRules
-from extproc.core.shares import PLAIN, RENEW_S, Terms
+from extproc.core.shares import PLAIN, RENEW_S, Standing, Terms
 from extproc.core.watermark import Reading, Watermark
 
 KEYS = ["a", "b", "c", "d", "free"]  # the last is never declared: unlimited
@@ -308,3 +308,13 @@ def test_a_refusal_always_says_what_lacked_and_when_to_come_again(store: Store, 
             assert (given_answer.retry_after == 0) == over
             assert over or bool(given_answer.short) == bool(ask.options)
         over = over or (ask.followed and given_answer.option is not None)
+
+
+def test_who_goes_while_others_wait_owes_what_it_takes_beyond_a_full_bucket() -> None:
+    """A lane whose requests are larger than the bucket gets its share, too, and no more; in its own turn it is free."""
+    for closed, owed in (("b", -200.0), ("s", 0.0)):
+        bucket = TokenBucket(10, 100, 100, 0.0)
+        bucket.lanes["P2"] = Standing(0.1, 100, kept=0.0, owed=100.0)
+        store: Store = {"b": bucket, "s": Slots(0)}
+        assert _granted(store, [_ask((closed, 100), terms=P0), _ask(("b", 300), terms=P2)], 0.0) == [False, True]
+        assert bucket.owed(0.0) == {"P2": owed}
