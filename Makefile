@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check format bench schedules protos dropin clean
+.PHONY: help up test check format bench bench-dispatch schedules protos dropin clean
 
 help: ## list these commands
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; say PYTHON=python3.12"; exit 1; }
@@ -39,8 +39,12 @@ format: $(STAMP) ## format the code and mend what ruff can mend
 bench: $(STAMP) ## measure against Envoy alone and against a no-op service
 	$(BIN)/python -m tests.load.bench
 
-schedules: $(STAMP) ## play 10,000 random schedules in the simulator: nothing may be lost or held
+schedules: $(STAMP) ## play 10,000 random schedules against the queue, and in the simulator: nothing may be lost or held
 	TIDEGATE_SCHEDULES=10000 $(BIN)/python -m pytest tests/sim/test_sim_balance.py
+	TIDEGATE_SCHEDULES=10000 $(BIN)/python -m pytest tests/test_limiter.py -k random_schedules
+
+bench-dispatch: $(STAMP) ## measure how many decisions a second the queue makes
+	$(BIN)/python -m tests.load.dispatch
 
 protos: $(STAMP) ## generate extproc/wire/pb from protos/
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. protos/extproc/wire/pb/*.proto

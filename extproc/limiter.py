@@ -36,7 +36,7 @@ from extproc.core.promises import Promise, Promises
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
 from extproc.core.routing import options
-from extproc.core.shares import Terms
+from extproc.core.shares import RENEW_S, Terms
 from extproc.core.value import value
 from extproc.core.watermark import recheck_s
 from extproc.ports import Capacity, Clock, Observer
@@ -79,10 +79,11 @@ class Grant:
 class _Turn(Waiter):
     """A waiter with the means to wake it.
 
-    promise: one that it came too early for. verdict: why it had to make room for others.
+    promise: one that it came too early for. verdict: why it had to make room for others. charging: what it was let go
+    for is being taken.
     """
 
-    __slots__ = ("event", "predicted_s", "promise", "timer", "verdict", "wants")
+    __slots__ = ("charging", "event", "predicted_s", "promise", "timer", "verdict", "wants")
 
     def __init__(self, request: Request, seq: int, wants: Wants, since: float, before: float) -> None:
         super().__init__(request, Group(), seq, since, before)
@@ -90,6 +91,7 @@ class _Turn(Waiter):
         self.timer: asyncio.TimerHandle | None = None
         self.wants = wants
         self.promise: Promise | None = None
+        self.charging = False
         self.verdict: Rejected | None = None
         self.predicted_s = 0.0
 
@@ -142,6 +144,9 @@ class Limiter:
         self._wake = asyncio.Event()
         self._newcomers: list[_Turn] = []
         self._timer: asyncio.TimerHandle | None = None
+        shares = any(rule.min_share for rule in lanes.rules.values())
+        self._renew_s = RENEW_S if shares else inf
+        self._look_at = -inf
         self._vain = 0
 
     async def run(self) -> None:
@@ -252,7 +257,9 @@ class Limiter:
     async def _first_look(self, turn: _Turn) -> None:
         """Return when who just joined was granted, or a pass has come by without granting it."""
         if self._capacity.immediate:
-            await self._pass()
+            looked = self._clock.time() < self._look_at and not self._wake.is_set()
+            if not (looked and self.lanes.behind(turn)):
+                await self._pass()
         else:
             self._newcomers.append(turn)
             self._wake.set()
@@ -265,19 +272,35 @@ class Limiter:
         if self.draining:
             raise Rejected(Reason.DRAINING, retry_after=LEAST_RETRY_S)
         request, wants = turn.request, turn.wants
+        reason, predicted = self._would_be(turn)
+        if turn.flow is not None:
+            self.lanes.serve(turn)
+        self._observe(Observed(request, reason, predicted))
+        name = next(iter(self._open(wants)), wants.names[0])
+        turn.gone, turn.granted = True, Option(name, wants.prices[name])
+        self._note(request, turn.granted)
+        charging = self._charge(turn, turn.granted)
+        await (charging if self._capacity.immediate else asyncio.shield(charging))
+        self.kick()
+        return name
+
+    def _would_be(self, turn: _Turn) -> tuple[Reason | None, float]:
+        """For what reason it would be refused, None when it would wait, and the forecast."""
+        if turn.verdict is not None:
+            return turn.verdict.reason, 0.0
         predicted = self._until_turn_s(turn)
         reason = self._hopeless(turn, predicted)
         if reason is None and self._shed(turn, predicted) is turn:
             reason = Reason.LANE_FULL
-        self._observe(Observed(request, reason, predicted))
-        name = next(iter(self._open(wants)), wants.names[0])
-        turn.gone, turn.granted = True, Option(name, wants.prices[name])
-        self.lanes.serve(turn)
-        self._note(request, turn.granted)
-        charging = self._capacity.change([Change(claim.key, -claim.amount) for claim in turn.granted.claims])
-        await (charging if self._capacity.immediate else asyncio.shield(charging))
-        self.kick()
-        return name
+        return reason, predicted
+
+    async def _charge(self, turn: _Turn, option: Option) -> None:
+        """Take whether it is there or not, and give back if it turns out that the waiter has left meanwhile."""
+        turn.charging = True
+        await self._capacity.change([Change(claim.key, -claim.amount) for claim in option.claims])
+        turn.charging = False
+        if turn.granted is None:
+            await self._give_back(option)
 
     async def _wait(self, turn: _Turn, queued: Callable[[float], Awaitable[None]]) -> None:
         request = turn.request
@@ -355,7 +378,9 @@ class Limiter:
         return total
 
     def _evict(self, turn: _Turn) -> None:
-        turn.verdict, turn.gone = self._refusal(turn, Reason.EVICTED), True
+        observed = turn.request.observed  # it goes all the same
+        turn.verdict = Rejected(Reason.EVICTED) if observed else self._refusal(turn, Reason.EVICTED)
+        turn.gone = True
         self.lanes.leave(turn)
         turn.event.set()
 
@@ -370,20 +395,20 @@ class Limiter:
 
     def _refusal(self, turn: _Turn, reason: Reason, predicted: float | None = None) -> Rejected:
         """With the time of its turn, and a place then; with every breaker open, the time when one is tried."""
-        request, now = turn.request, self._clock.time()
-        if turn.promise is not None and turn.promise.due > now:
-            seconds, turn_s, since = turn.promise.due - now, turn.promise.second - now, turn.promise.since
+        request, promise, now = turn.request, turn.promise, self._clock.time()
+        predicted = self._predicted_s(turn, turn.wants) if predicted is None else predicted
+        if not isfinite(predicted):
+            probe_s = self._earliest_probe(turn.wants.names) - now
+            return Rejected(reason, retry_after=max(LEAST_RETRY_S, probe_s))
+        if promise is not None and promise.due > now:
+            since, seconds, turn_s = promise.since, promise.due - now, promise.second - now
         else:
-            predicted = self._predicted_s(turn, turn.wants) if predicted is None else predicted
-            since = turn.since
-            if not isfinite(predicted):
-                probe_s = self._earliest_probe(turn.wants.names) - now
-                return Rejected(reason, retry_after=max(LEAST_RETRY_S, probe_s))
-            turn_s = predicted
             room = self.lanes.room(request.lane, self._promised(turn, predicted))
-            seconds = max(LEAST_RETRY_S, self.forecast.comeback_s(request, predicted, room))
-        holds = self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD
+            since, turn_s = turn.since, predicted
+            seconds = self.forecast.comeback_s(request, predicted, room)
+        seconds = max(LEAST_RETRY_S, seconds)
         if request.fingerprint:
+            holds = self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD
             self.promises.make(request, _group(turn.wants, first_only=holds), since, now, seconds, turn_s)
         return Rejected(reason, retry_after=seconds)
 
@@ -397,7 +422,8 @@ class Limiter:
         else:
             option, turn.granted = turn.granted, None
             self.lanes.settle(turn.request, None)
-            await asyncio.shield(self._give_back(option))
+            if not turn.charging:
+                await asyncio.shield(self._give_back(option))
 
     def _forget_timer(self, turn: _Turn) -> None:
         if turn.timer is not None:
@@ -455,18 +481,23 @@ class Limiter:
         self.kick()
 
     def _rest(self, answers: list[Answer]) -> None:
-        """Nobody can go now: look again when somebody may; at an engine that is full at random, sooner or later."""
+        """Nobody can go now: look again when somebody may; at an engine that is full at random, sooner or later.
+
+        Lanes with a share have to ask often, and what is left to them may be free when they do not come.
+        """
+        now = self._clock.time()
         short = {key for answer in answers for key in answer.short}
-        self.forecast.served.looked(short, self._clock.time())
-        seconds = min(answer.retry_after for answer in answers)
+        self.forecast.served.looked(short, now)
+        seconds = min(self._renew_s, *(answer.retry_after for answer in answers))
         if any(key.endswith("/kv") for key in short):
             seconds = min(seconds, recheck_s(self._vain, self._chance()))
             self._vain += 1
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._look_at = now + max(TICK_S, seconds)
         if isfinite(seconds):
-            self._timer = asyncio.get_running_loop().call_later(max(TICK_S, seconds), self.kick)
+            self._timer = asyncio.get_running_loop().call_at(self._look_at, self.kick)
 
     def _options(self, waiter: Waiter) -> tuple[Option, ...]:
         turn = _turn(waiter)

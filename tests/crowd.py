@@ -27,7 +27,7 @@ SDK_LONGEST_S = 60.0
 
 @dataclass
 class Figures:
-    """waits: pairs of forecast and wait of those who queued and went; told: of each who came at its time, if it went."""
+    """waits: forecast and wait of those who queued and went. told: of each who came at its time, whether it went."""
 
     waits: list[tuple[float, float]] = field(default_factory=list)
     told: list[bool] = field(default_factory=list)

@@ -182,11 +182,9 @@ class Forecast:
             return 0.0
         for part in ahead.parts:
             _add(part, name, needs, self._allows)
-        wait = max(need.wait_s() for need in needs)
-        for part in ahead.promised(lambda: wait):
-            if _add(part, name, needs, self._allows):
-                wait = max(need.wait_s() for need in needs)
-        return wait
+        for part in ahead.promised(lambda: _longest(needs)):
+            _add(part, name, needs, self._allows)
+        return _longest(needs)
 
     def _need(self, name: str, claim: Claim, store: Store, queue: Queue, now: float) -> _Need | None:
         """What lacks for a claim, and at which rate it comes; None where that is not known, or nothing is counted."""
@@ -385,14 +383,16 @@ class _Need:
         return max(wait, self._pause_s)
 
 
-def _add(part: _Part, name: str, needs: list[_Need], allows: Callable[[str], bool]) -> bool:
-    """Count a part where it counts, if it goes to the upstream `name`; whether it does."""
-    if not part.group.takes(name, allows):
-        return False
-    for need in needs:
-        if need.key in part.group.keys:
-            need.add(part)
-    return True
+def _add(part: _Part, name: str, needs: list[_Need], allows: Callable[[str], bool]) -> None:
+    """Count a part where it counts, if it goes to the upstream `name`."""
+    if part.group.takes(name, allows):
+        for need in needs:
+            if need.key in part.group.keys:
+                need.add(part)
+
+
+def _longest(needs: list[_Need]) -> float:
+    return max(need.wait_s() for need in needs)
 
 
 def _units(kind: str, backlog: Backlog) -> float:

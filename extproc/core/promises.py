@@ -162,8 +162,7 @@ class Slot:
         self.by_tenant: dict[str, dict[Group, Backlog]] = {}
 
     def back_within(self, seconds: float, now: float) -> float:
-        """Which share of those who are not back yet come within so many seconds: they come evenly until they are late.
-        """
+        """Which share of those who are not back yet come within so many seconds: evenly until they are late."""
         due, late = self.due / self.total.requests, self.late / self.total.requests
         if now >= late:
             return 0.0
