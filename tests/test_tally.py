@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from extproc.core.events import Admitted, LimitsMoved, Observed, Scraped, Settled, Shadowed
+from extproc.core.events import Admitted, LimitsMoved, Observed, Retried, Scraped, Settled, Shadowed
 from extproc.core.refusal import Reason
 from extproc.core.request import Usage
 from extproc.telemetry.tally import MAX_NAMES, Tally
@@ -86,12 +86,14 @@ def test_what_only_watches_is_counted_apart() -> None:
     tally(Observed(request(), None))
     tally(Observed(request(), Reason.QUEUE_TIMEOUT))
     tally(LimitsMoved("a", "upstream/a/*/total", "limit 100 -> 50"))
+    tally(Retried(request(tenant="t"), took=False))
     tally(Scraped("a", 0.5, preemptions=2))
     for n in range(MAX_NAMES + 5):
         tally(Shadowed(request(), f"tenant/{n}/total"))
     seen = tally.snapshot()
     assert seen["observed"] == {"held": 1, "queue_timeout": 1}
     assert (seen["limits_moved"], seen["saturation"], seen["preemptions"]) == ({"a": 1}, {"a": 0.5}, {"a": 2})
+    assert seen["retried"] == {"t": 1}
     assert (len(seen["shadowed"]), seen["shadowed"]["other"]) == (MAX_NAMES + 1, 5)
     assert seen["recent"] == ["upstream/a/*/total: limit 100 -> 50"]
 

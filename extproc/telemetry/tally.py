@@ -43,6 +43,7 @@ class Tally:
     probes: Counter[str] = field(default_factory=Counter)
     observed: Counter[str] = field(default_factory=Counter)
     shadowed: Counter[str] = field(default_factory=Counter)
+    retried: Counter[str] = field(default_factory=Counter)
     limits_moved: Counter[str] = field(default_factory=Counter)
     preemptions: Counter[str] = field(default_factory=Counter)
     saturation: dict[str, float | None] = field(default_factory=dict)
@@ -77,7 +78,7 @@ class Tally:
         names = (
             "admitted", "queued", "refused", "failed", "served", "failed_attempts", "paced", "tokens", "overshot",
             "probes", "observed", "shadowed", "limits_moved", "preemptions", "saturation",
-            "spent_usd",
+            "spent_usd", "retried",
         )  # fmt: skip
         counts: dict[str, Any] = {name: dict(getattr(self, name)) for name in names}
         counts["forecasts"] = {lane: dict(ratios) for lane, ratios in self.forecasts.items()}
@@ -99,6 +100,8 @@ class Tally:
                 self.observed[event.reason or "held"] += 1
             case events.Shadowed():
                 self._count_bounded(self.shadowed, event.limit)
+            case events.Retried():
+                self._count_bounded(self.retried, event.request.tenant)
             case events.LimitsMoved():
                 self.limits_moved[event.upstream] += 1
                 self.recent.append(f"{event.key}: {event.cause}")
