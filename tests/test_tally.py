@@ -86,7 +86,7 @@ def test_what_only_watches_is_counted_apart() -> None:
     tally(Observed(request(), None))
     tally(Observed(request(), Reason.QUEUE_TIMEOUT))
     tally(LimitsMoved("a", "upstream/a/*/total", "limit 100 -> 50"))
-    tally(Retried(request(tenant="t"), took=False))
+    tally(Retried(request(tenant="t"), took="held"))
     tally(Scraped("a", 0.5, preemptions=2))
     for n in range(MAX_NAMES + 5):
         tally(Shadowed(request(), f"tenant/{n}/total"))
