@@ -776,11 +776,11 @@ async def test_random_crowds_break_nothing(stack: Stack, capsys: pytest.CaptureF
     left = len(answers) - len(told)
     outcomes = Counter(answer.reason or str(answer.status) for answer in told)
     show(capsys, f"seed {seed}: {dict(outcomes)}, {left} left")
-    known = {"200", "504", "lane_full", "evicted", "deadline_unmeetable", "deadline_passed", "queue_timeout"}
-    assert set(outcomes) <= known
+    late = {"504", "deadline_passed", "upstream_failed"}  # the last where a stream's attempt ran into its deadline
+    assert set(outcomes) <= {"200", "lane_full", "evicted", "deadline_unmeetable", "queue_timeout", *late}
     for answer in told:
         if answer.status not in (200, 504):
             assert int(answer.headers["Retry-After"]) >= 1
     served = seen(stack, "any")[before:]
     assert most_at_once(served) <= 5
-    assert outcomes["200"] <= len(served) <= outcomes["200"] + outcomes["504"] + outcomes["deadline_passed"] + left
+    assert outcomes["200"] <= len(served) <= outcomes["200"] + sum(outcomes[reason] for reason in late) + left
