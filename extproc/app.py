@@ -168,9 +168,7 @@ class Service:
         wording = Wording(settings.status_of, random.random)
         reception = Reception(
             self.policy,
-            Directory(
-                self.policy.tenants, identity.tenant, identity.unknown == "reject", keys, self.policy.any_tenant
-            ),
+            Directory(self.policy.tenants, identity.tenant, identity.unknown == "reject", keys, self.policy.any_tenant),
             self.admission.calibration,
             self.admission.affinity,
             self.admission.pace,
