@@ -128,23 +128,26 @@ def _as_written(section: Mapping[Any, Any], name: str) -> str:
 
 
 def _causes(errors: list[Any]) -> Iterator[Any]:
-    """Without those that only say that a list is too short because its items are wrong."""
+    """Without those that only say that a list is too short because its items are wrong, or that a name is not "*"."""
     for error in errors:
         place = error["loc"]
         inside = any(len(each["loc"]) > len(place) and each["loc"][: len(place)] == place for each in errors)
-        if error["type"] != "too_short" or not inside:
+        literal = any(str(part).startswith("literal[") for part in place)
+        if not literal and (error["type"] != "too_short" or not inside):
             yield error
 
 
 def _one_line(error: Any) -> str:
     place = ""
     for part in error["loc"]:
-        if part != "[key]":
+        if part not in ("[key]", "constrained-str"):
             place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         message = "unknown key"
     elif error["type"] == "missing":
         message = "is required"
+    elif error["type"] == "model_type":
+        message = "is not a section"
     joint = "." if error["type"] == "value_error" and re.match(r"^[a-z_]+: ", message) and place else ": "
     return " ".join(f"{place}{joint}{message}".split()) if place else message

@@ -266,13 +266,15 @@ def changed(
 def read_fault(text: str) -> Fault:
     """A fault from a line of words. SettingsError when it is none."""
     kind, upstream, *rest = [*text.split(), "", ""][: max(2, len(text.split()))]
-    return _made(Fault, {"kind": kind, "upstream": upstream} | _pairs(text, rest, _FAULT_WORDS), repr(text))
+    return _made(
+        Fault, {"kind": kind, "upstream": upstream} | _pairs(text, rest, _FAULT_WORDS), repr(text), _FAULT_WORDS
+    )
 
 
 def read_burst(text: str) -> Burst:
     """A burst from a line of words. SettingsError when it is none."""
     lane, *rest = text.split() or [""]
-    return _made(Burst, {"lane": lane} | _pairs(text, rest, _BURST_WORDS), repr(text))
+    return _made(Burst, {"lane": lane} | _pairs(text, rest, _BURST_WORDS), repr(text), _BURST_WORDS)
 
 
 _FAULT_WORDS = {"at": "at_s", "for": "for_s", "by": "by"}
@@ -291,12 +293,20 @@ def _pairs(text: str, words: list[str], known: Mapping[str, str]) -> dict[str, s
     return {known[word]: value for word, value in found.items()}
 
 
-def _made(kind: type[S], raw: Any, source: str) -> S:
+def _made(kind: type[S], raw: Any, source: str, words: Mapping[str, str] | None = None) -> S:
+    written = {key: word for word, key in (words or {}).items()}
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
-        places = ((".".join(map(str, e["loc"])), e["msg"]) for e in error.errors())
+        places = (
+            (".".join(written.get(str(part), str(part)) for part in e["loc"]), _said(e["type"], e["msg"]))
+            for e in error.errors()
+        )
         raise SettingsError([f"{source}: {place + ': ' if place else ''}{what}" for place, what in places]) from None
+
+
+def _said(kind: str, message: str) -> str:
+    return {"missing": "is required", "extra_forbidden": "unknown key"}.get(kind, message)
 
 
 def _unknown(where: str, names: Iterable[str], known: Iterable[str]) -> Iterable[str]:
