@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import exp, inf
+from math import exp, inf, isinf
 
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.capacity import Claim, Counter, Store
@@ -26,12 +26,11 @@ from extproc.core.curve import Curve
 from extproc.core.fairness import cost
 from extproc.core.lanes import Lanes, Queue
 from extproc.core.lines import Backlog, Flow, Group, Line, Waiter
-from extproc.core.policy import Kind
+from extproc.core.policy import Kind, Pacing
 from extproc.core.promises import JITTER, Book, Promised, Promises
 from extproc.core.request import Request
 from extproc.core.shares import EPSILON, Terms
 from extproc.core.value import value
-from extproc.core.watermark import Watermark
 
 __all__ = ["Demand", "Forecast", "Pace", "Served"]
 
@@ -149,7 +148,8 @@ class Forecast:
         self._pace = pace
         self._allows = allows
         self._terms = {
-            name: Terms(name, rule.rank, rule.min_share, rule.keep_free) for name, rule in lanes.rules.items()
+            name: Terms(name, rule.rank, rule.min_share, rule.keep_free, smooth=rule.pacing is Pacing.SMOOTH)
+            for name, rule in lanes.rules.items()
         }
 
     def wait_s(
@@ -187,29 +187,31 @@ class Forecast:
         return _longest(needs)
 
     def _need(self, name: str, claim: Claim, store: Store, queue: Queue, now: float) -> _Need | None:
-        """What lacks for a claim, and at which rate it comes; None where that is not known, or nothing is counted."""
+        """What lacks for a claim, and at which rate it comes; None where nothing is counted, or nobody is refused."""
         counter = store.get(claim.key)
         if counter is None or counter.shadow:
             return None
-        rate = self._rate(name, claim.key, counter)
-        if rate is None:
-            return None
+        pause_s, rate = max(0.0, counter.closed_until - now), self._rate(name, claim.key, counter)
+        if isinf(rate):
+            return _Need(claim.key, 0.0, 0.0, rate, 0.0, pause_s)
         terms, amount = self._terms[queue.rule.name], claim.amount
-        free, share = counter.free_at(now, terms), terms.share
+        free = counter.free_at(now, terms)
         if isinstance(counter, TokenBucket):
             amount = min(amount, counter.capacity * (1.0 - terms.keep_free))
+            free = min(free, amount) if terms.smooth else free
         left = rate * (1.0 - self._owed_below(claim.key, terms.rank)) - self.demand.above(claim.key, terms.rank, now)
-        left = max(left, max(share, LEAST_SHARE) * rate)
-        return _Need(claim.key, amount, free, left, share * rate, max(0.0, counter.closed_until - now))
+        left = max(left, max(terms.share, LEAST_SHARE) * rate)
+        return _Need(claim.key, amount, free, left, terms.share * rate, pause_s)
 
-    def _rate(self, name: str, key: str, counter: Counter) -> float | None:
+    def _rate(self, name: str, key: str, counter: Counter) -> float:
+        """Units per second that a counter gives to all, infinite where that is not known."""
         served = self.served.rate(key)
         if isinstance(counter, TokenBucket):
             return counter.rate if served is None else max(counter.rate, served)
-        if isinstance(counter, Slots):
+        if isinstance(counter, Slots) and served is None:
             hold_s = self._pace.hold_s(name)
-            return served if served is not None or not hold_s else counter.limit / hold_s
-        return served if isinstance(counter, Watermark) else None
+            return counter.limit / hold_s if hold_s else inf
+        return inf if served is None else served
 
     def _owed_below(self, key: str, rank: int) -> float:
         """The guaranteed shares of lower lanes that wait for `key`."""

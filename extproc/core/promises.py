@@ -103,13 +103,13 @@ class Promises:
             self._drop_first()
 
     def claim(self, request: Request, now: float) -> Promise | None:
-        """Take up the promise made to an earlier copy of `request` in its lane; None when there is none.
+        """Take up the promise made to an earlier copy of `request`, by tenant and lane; None when there is none.
 
         One that is not due yet is given to an announced retry only: another request may have the same body.
         """
         self._expire(now)
         for promise in self._alike.get(request.fingerprint, ()):
-            if promise.request.lane == request.lane and (promise.kept_at(now) or request.retries):
+            if _same_place(promise.request, request) and (promise.kept_at(now) or request.retries):
                 self._remove(promise)
                 if promise.kept_at(now):
                     self._learn(promise, 1.0)
@@ -235,6 +235,10 @@ class Book:
             del self.slots[second]
             self.seconds.remove(second)
         self.changes += 1
+
+
+def _same_place(one: Request, other: Request) -> bool:
+    return (one.tenant, one.lane) == (other.tenant, other.lane)
 
 
 def _due(promise: Promise) -> float:
