@@ -99,8 +99,8 @@ class Promises:
         self._books.setdefault((request.lane, promise.long), Book()).add(promise, 1)
         if len(alike) > MOST_ALIKE:
             self._remove(alike[0])
-        if len(self._open) > self._limit:
-            self._drop_first()
+        elif len(self._open) > self._limit:
+            self._remove(self._open[self._lapsing[0][1]])  # who lapses first is there, or `_expire` had passed it over
 
     def claim(self, request: Request, now: float) -> Promise | None:
         """Take up the promise made to an earlier copy of `request`, by tenant and lane; None when there is none.
@@ -128,11 +128,6 @@ class Promises:
             if promise is not None:
                 self._remove(promise)
                 self._learn(promise, 0.0)
-
-    def _drop_first(self) -> None:
-        while (number := heappop(self._lapsing)[1]) not in self._open:
-            pass
-        self._remove(self._open[number])
 
     def _learn(self, promise: Promise, kept: float) -> None:
         self.kept[promise.long] += WEIGHT * (kept - self.kept[promise.long])
