@@ -6,7 +6,7 @@ from collections import Counter, deque
 from itertools import accumulate, count, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.core.fairness import Account, Counters, cost, toll
@@ -64,6 +64,7 @@ class Market:
         return sum(self.largest[name] / self.weights[name] for name in (one, other)) + EPSILON
 
 
+@settings(max_examples=40)
 @given(
     weights=st.lists(WEIGHTS, min_size=2, max_size=4),
     sizes=st.lists(st.lists(SIZES, min_size=1, max_size=5), min_size=4, max_size=4),
@@ -87,6 +88,7 @@ def test_tenants_that_wait_all_the_time_get_their_weights(
     assert all(market.got[tenant] > 0 for tenant in wishes)
 
 
+@settings(max_examples=40)
 @given(
     weights=st.tuples(WEIGHTS, WEIGHTS),
     sizes=st.lists(SIZES, min_size=1, max_size=9),
@@ -113,6 +115,7 @@ def test_guests_who_come_and_go_change_nothing_between_two_who_stay(
         assert lead <= market.bound(guest, "f")
 
 
+@settings(max_examples=40)
 @given(
     weights=st.tuples(WEIGHTS, WEIGHTS),
     used=st.tuples(st.integers(0, 400), st.integers(0, 400)),
@@ -130,7 +133,7 @@ def test_estimates_are_corrected_once_the_real_usage_is_known(
     estimate = Size(100, 50)
     for tenant, weight in [*zip(names, weights, strict=True)] * 2:
         market.want(tenant, estimate, weight)
-    for _ in range(400):
+    for _ in range(150):
         one = market.serve()
         market.want(one.tenant, estimate, one.weight)
         flying.append(one)
@@ -187,6 +190,7 @@ def test_weight_counts_for_corrections_as_it_does_for_charges() -> None:
     assert market.lanes.queues["P1"].tenants["f"].counter == 150
 
 
+@settings(max_examples=40)
 @given(away=st.integers(1, 60), sizes=st.lists(SIZES, min_size=1, max_size=5))
 def test_nobody_saves_up_a_claim_while_away(away: int, sizes: list[Size]) -> None:
     """Who comes, for the first time or again, shares from then on: the bound holds from its coming."""
@@ -218,6 +222,7 @@ def test_who_had_more_keeps_its_counter_while_away() -> None:
     assert [market.serve().tenant for _ in range(11)] == ["g"] * 10 + ["f"]
 
 
+@settings(max_examples=60)
 @given(
     share=st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 1.0]),
     vips=st.integers(1, 3),
@@ -235,7 +240,7 @@ def test_vips_get_their_share_and_no_more_than_that_or_their_part(
     names = [f"v{nr}" for nr in range(vips)] + [f"t{nr}" for nr in range(others)]
     for name in names * 2:
         market.want(name, _next(own))
-    for _ in range(200):
+    for _ in range(120):
         market.want(market.serve().tenant, _next(own))
     largest = max(cost(size) for size in sizes)
     behind = [share * sum(got.values()) - _vips(got) for got in market.history]
