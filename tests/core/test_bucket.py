@@ -481,6 +481,7 @@ def test_slots_are_kept_free_for_better_lanes_that_were_seen() -> None:
     slots = Slots(9)
     assert slots.free_at(0.0, shy) == 9
     slots.refused(1, 0.0, Terms("P2", 2), short=True)
+    slots.refused(1, 0.0, shy, short=True)
     assert slots.free_at(0.0, shy) == 9
     slots.take(1, 0.0, BEST)
     assert slots.free_at(0.0, shy) == 9 - 1 - 3

@@ -130,6 +130,8 @@ def test_a_free_key_that_was_closed_depends_on_who_closed_it() -> None:
     store: Store = {"a": TokenBucket(1, 100, 50, 0.0)}
     large, small = (Ask("t", (Option("x", (Claim("a", amount),)),)) for amount in (80.0, 10.0))
     assert [a.retry_after for a in answer(store, [large, small], 0.0)] == [30, inf]
+    [soon] = answer(store, [Ask("t", (Option("x", (Claim("a", 50.25),)),))], 0.0)
+    assert soon.retry_after == 0.25
 
 
 def test_who_wants_nothing_that_is_counted_always_goes() -> None:

@@ -210,6 +210,8 @@ def test_places_are_left_to_who_is_due_and_lacks_just_them() -> None:
         "P3": Standing(0.5, 2.0, kept=0.0, owed=1.0),
     }
     assert [held_back(standings, name, 0.0) for name in ("P0", "P1", "P2", "P3")] == [1, 0, 1, 1]
+    standings["P3"].owed = 7.0
+    assert held_back(standings, "P0", 0.0) == 1 + 6
 
 
 def test_a_turn_that_has_to_wait_does_not_pile_up() -> None:
