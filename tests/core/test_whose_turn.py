@@ -399,6 +399,20 @@ def test_regrouping_keeps_the_place_that_the_arrival_gave() -> None:
     assert not lanes.queues["P1"].lines
 
 
+@pytest.mark.parametrize(("lifo_above", "last"), [(None, True), (0.0, False)])
+def test_who_is_behind_its_own_is_told(lifo_above: float | None, last: bool) -> None:  # noqa: FBT001
+    """Only somebody of its own tenant who wants the same is in the way; nobody is, of who does not stand in line."""
+    lanes = Lanes([lane(lifo_above=lifo_above)])
+    wants = [("a", 0), ("a", 0), ("a", 1), ("b", 0)]
+    line = [Waiter(request(tenant=name), GROUPS[group], seq) for seq, (name, group) in enumerate(wants)]
+    for one in line:
+        lanes.join(one)
+    assert [lanes.behind(one) for one in line] == [not last, last, False, False]
+    for one in line[:2]:
+        lanes.leave(one)
+    assert not any(lanes.behind(one) for one in line)
+
+
 @pytest.mark.parametrize("leave", ["leave", "serve"])
 def test_only_who_stands_in_line_can_leave_it(leave: str) -> None:
     """Leaving twice, or without having joined, is a bug and raises, and changes nothing."""
