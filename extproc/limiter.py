@@ -32,7 +32,7 @@ from extproc.core.forecast import Forecast, Pace
 from extproc.core.lanes import Lanes
 from extproc.core.lines import Backlog, Group, Line, Waiter
 from extproc.core.policy import Bounds, Pacing, SessionLimits, WhenBusy
-from extproc.core.promises import Promise, Promises
+from extproc.core.promises import LONG_S, Promise, Promises
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
 from extproc.core.routing import options
@@ -49,6 +49,9 @@ MAX_DEPTH = 64
 """At most so many of each line are asked for at once."""
 LEAST_RETRY_S = 1.0
 """Nobody is told to come back sooner."""
+TOO_LATE = 1.5
+"""Whose turn would come later than so many times its lane's longest wait, from its first arrival on, is promised none
+and told to stay away: under lasting overload all would else be served, but every one of them too late."""
 
 
 @value
@@ -235,7 +238,8 @@ class Limiter:
         return answer.option
 
     def _note(self, request: Request, option: Option, shadowed: tuple[str, ...] = ()) -> None:
-        self.forecast.demand.note(self._terms[request.lane].rank, option.claims, self._clock.time())
+        rank, now = self._terms[request.lane].rank, self._clock.time()
+        self.forecast.demand.note(rank, option.claims, now, vip=request.vip)
         for key in shadowed:
             self._observe(Shadowed(request, key))
 
@@ -407,7 +411,9 @@ class Limiter:
             since, turn_s = turn.since, predicted
             seconds = self.forecast.comeback_s(request, predicted, room)
         seconds = max(LEAST_RETRY_S, seconds)
-        if request.fingerprint:
+        if now + turn_s - since > TOO_LATE * self.lanes.rules[request.lane].max_wait_s:
+            seconds = max(seconds, LONG_S + LEAST_RETRY_S)
+        elif request.fingerprint:
             holds = self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD
             self.promises.make(request, _group(turn.wants, first_only=holds), since, now, seconds, turn_s)
         return Rejected(reason, retry_after=seconds)

@@ -730,6 +730,20 @@ def test_the_time_told_to_a_refused_client_is_shortly_before_its_turn() -> None:
     play(scenario)
 
 
+def test_whose_turn_would_come_too_late_is_promised_none() -> None:
+    """Half as long again as its lane waits at most; then it is told more than a minute, which SDKs take for never."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench = Bench(loop, slots(a=(9, 0)) | {"upstream/a/m/total": bucket(loop, 10, 1000)})
+        assert await told_to(bench.send(fingerprint="soon", size=Size(340, 100))) < 44
+        assert len(bench.limiter.promises) == 1
+        assert await told_to(bench.send(fingerprint="late", size=Size(600, 0))) > 60
+        assert len(bench.limiter.promises) == 1
+        await bench.stop()
+
+    play(scenario)
+
+
 def test_those_who_are_refused_together_are_told_one_time_after_another() -> None:
     """Each promise counts as work ahead of whoever comes next; without a fingerprint nobody is promised anything."""
 
