@@ -48,12 +48,12 @@ class Outputs:
             self._learn((ANYBODY, model, capped), tokens)
 
     def usual(self, tenant: str, model: str, *, capped: bool = False) -> int:
-        """Tokens that an answer will hardly exceed."""
+        """Tokens that an answer will hardly exceed. Until that is known, one with a limit is taken to use it all."""
         for name in ((tenant, model, capped), (ANYBODY, model, capped)):
             window = self._known.get(name)
             if window is not None and window.usual:
                 return window.usual
-        return self._prior
+        return MOST_TOKENS if capped else self._prior
 
     def _learn(self, name: tuple[str, str, bool], tokens: int) -> None:
         window = self._known.get(name)

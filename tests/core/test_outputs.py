@@ -110,3 +110,12 @@ def test_learning_costs_microseconds() -> None:
     for each in tokens:
         outputs.learn("t", "m", each, capped=False)
     assert (time.perf_counter() - began) / len(tokens) < 100e-6
+
+
+def test_an_answer_with_a_limit_is_taken_to_use_it_until_more_is_known() -> None:
+    """A prior below the client's own limit would let an engine's cache overflow."""
+    outputs = Outputs(0.95, PRIOR)
+    assert outputs.usual("t", "m", capped=True) == MOST_TOKENS
+    for _ in range(ENOUGH):
+        outputs.learn("t", "m", 30, capped=True)
+    assert outputs.usual("t", "m", capped=True) == 30
