@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
 
 from extproc.core.capacity import Change, Claim, Store
-from extproc.core.events import Queued
 from extproc.core.forecast import Pace
 from extproc.core.lanes import Lanes
 from extproc.core.policy import Lane
@@ -27,12 +27,22 @@ SDK_LONGEST_S = 60.0
 
 @dataclass
 class Figures:
-    """waits: forecast and wait of those who queued and went. told: of each who came at its time, whether it went."""
+    """waits: forecast and wait of those who queued and went. told: of each who came at its time, whether it went.
+
+    ends, of: how requests ended, in all and by tenant. served, longest: tokens, and longest wait, by tenant.
+    """
 
     waits: list[tuple[float, float]] = field(default_factory=list)
     told: list[bool] = field(default_factory=list)
-    ends: dict[str, int] = field(default_factory=dict)
-    served: dict[str, float] = field(default_factory=dict)
+    ends: Counter[str] = field(default_factory=Counter)
+    of: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    served: Counter[str] = field(default_factory=Counter)
+    longest: Counter[str] = field(default_factory=Counter)
+
+    def end(self, tenant: str, word: str) -> None:
+        """Count one in."""
+        self.ends[word] += 1
+        self.of[tenant][word] += 1
 
     def errors(self, longer_than_s: float = 1.0) -> list[float]:
         """Relative errors of forecasts of waits longer than that, ascending."""
@@ -51,7 +61,7 @@ class Figures:
         bias = median([told / was for told, was in self.waits if was > 1.0] or [0.0])
         return (
             f"{len(self.errors())} waits > 1 s, relative error {errors}, told/was {bias:.2f}; "
-            f"{self.kept():.1%} of {len(self.told)} promises held; {self.ends}"
+            f"{self.kept():.1%} of {len(self.told)} promises held; {dict(self.ends)}"
         )
 
 
@@ -150,17 +160,19 @@ class Crowd:
             grant = await self.limiter.acquire(one, self.wants(one, client), FakeExchange().hold)
         except Rejected as refused:
             if counts:
-                self.figures.ends[refused.reason] = self.figures.ends.get(refused.reason, 0) + 1
+                self.figures.end(one.tenant, str(refused.reason))
                 if told:
                     self.figures.told.append(False)
             return refused.retry_after
         if counts:
-            self.figures.ends["served"] = self.figures.ends.get("served", 0) + 1
-            self.figures.served[one.tenant] = self.figures.served.get(one.tenant, 0) + one.size.total
+            waited = self.loop.time() - began
+            self.figures.end(one.tenant, "served")
+            self.figures.served[one.tenant] += one.size.total
+            self.figures.longest[one.tenant] = max(self.figures.longest[one.tenant], waited)
             if told:
                 self.figures.told.append(True)
             if grant.waited:
-                self.figures.waits.append((grant.predicted_s or 0.0, self.loop.time() - began))
+                self.figures.waits.append((grant.predicted_s or 0.0, waited))
         await self._serve(one, client, grant.upstream)
         return None
 
@@ -188,6 +200,3 @@ class Crowd:
             for name in client.names
         }
         return Wants(tuple(client.names), prices)
-
-
-__all__ = ["Client", "Crowd", "Figures", "Queued"]

@@ -38,6 +38,8 @@ WEIGHT = 0.1
 """Weight of the newest value in a moving average."""
 SHORT_S, LONG_S = 5.0, 60.0
 """How long a lane's demand is remembered: until a silence is noticed, and until it counts as lasting."""
+GRAIN_S = 0.05
+"""What is taken within such a time counts as taken at once."""
 LAPSING = 1.5
 """A lane takes less than it used to when it lately took less than that by this factor: chance alone is no silence."""
 LEAST_SHARE = 0.05
@@ -84,28 +86,36 @@ class Pace:
 
 @dataclass(slots=True)
 class Demand:
-    """How fast each lane takes of each counter, in units per second: what better lanes take, others do not get.
+    """How fast each lane takes of each counter, in units per second: what those before it take, others do not get.
 
-    Two decaying sums, a short and a long one, of which the smaller rate counts: a burst is not taken for a habit, and a
-    lane that falls silent is forgotten soon.
+    VIPs count apart from the others of their lane. Of each there are two decaying sums, a short and a long one, of
+    which the smaller rate counts: a burst is not taken for a habit, and who falls silent is forgotten soon.
     """
 
     _taken: dict[tuple[str, int], tuple[float, float, float]] = field(default_factory=dict)
 
-    def note(self, rank: int, claims: Sequence[Claim], now: float) -> None:
+    def note(self, rank: int, claims: Sequence[Claim], now: float, *, vip: bool = False) -> None:
         """The lane of this rank was granted `claims`."""
+        level = 2 * rank + (not vip)
         for claim in claims:
-            short, long = self._sums(claim.key, rank, now)
-            self._taken[claim.key, rank] = (short + claim.amount, long + claim.amount, now)
+            short, long, at = self._taken.get((claim.key, level), (0.0, 0.0, now))
+            if now - at > GRAIN_S:
+                short, long, at = short * exp((at - now) / SHORT_S), long * exp((at - now) / LONG_S), now
+            self._taken[claim.key, level] = (short + claim.amount, long + claim.amount, at)
 
     def above(self, key: str, rank: int, now: float) -> float:
         """Units per second of `key` that lanes better than `rank` take."""
-        sums = (self._sums(key, better, now) for better in range(rank))
-        return sum(min(LAPSING * short / SHORT_S, long / LONG_S) for short, long in sums)
+        return sum(self._rate(key, level, now) for level in range(2 * rank))
 
-    def _sums(self, key: str, rank: int, now: float) -> tuple[float, float]:
-        short, long, at = self._taken.get((key, rank), (0.0, 0.0, now))
-        return short * exp((at - now) / SHORT_S), long * exp((at - now) / LONG_S)
+    def of_vips(self, key: str, rank: int, now: float) -> float:
+        """Units per second of `key` that VIPs of the lane take."""
+        return self._rate(key, 2 * rank, now)
+
+    def _rate(self, key: str, level: int, now: float) -> float:
+        if (key, level) not in self._taken:
+            return 0.0
+        short, long, at = self._taken[key, level]
+        return min(LAPSING * short * exp((at - now) / SHORT_S) / SHORT_S, long * exp((at - now) / LONG_S) / LONG_S)
 
 
 @dataclass(slots=True)
@@ -176,7 +186,7 @@ class Forecast:
         return max(predicted_s - early, predicted_s / (1.0 + 0.5 * JITTER) - 0.5 * early, predicted_s * (1.0 - room))
 
     def _wait_at(self, name: str, claims: tuple[Claim, ...], ahead: _Ahead, store: Store, now: float) -> float:
-        found = (self._need(name, claim, store, ahead.queue, now) for claim in claims)
+        found = (self._need(name, claim, store, ahead, now) for claim in claims)
         needs = [need for need in found if need is not None]
         if not needs:
             return 0.0
@@ -186,8 +196,9 @@ class Forecast:
             _add(part, name, needs, self._allows)
         return _longest(needs)
 
-    def _need(self, name: str, claim: Claim, store: Store, queue: Queue, now: float) -> _Need | None:
+    def _need(self, name: str, claim: Claim, store: Store, ahead: _Ahead, now: float) -> _Need | None:
         """What lacks for a claim, and at which rate it comes; None where nothing is counted, or nobody is refused."""
+        queue, vip = ahead.queue, ahead.vip
         counter = store.get(claim.key)
         if counter is None or counter.shadow:
             return None
@@ -201,7 +212,13 @@ class Forecast:
             free = min(free, amount) if terms.smooth else free
         left = rate * (1.0 - self._owed_below(claim.key, terms.rank)) - self.demand.above(claim.key, terms.rank, now)
         left = max(left, max(terms.share, LEAST_SHARE) * rate)
-        return _Need(claim.key, amount, free, left, terms.share * rate, pause_s)
+        kept = 1.0 if vip else self._not_vips(queue, claim.key, left, now)
+        return _Need(claim.key, amount, free, kept * left, kept * terms.share * rate, pause_s)
+
+    def _not_vips(self, queue: Queue, key: str, rate: float, now: float) -> float:
+        """The share of a lane's rate that VIPs who are yet to come leave to others."""
+        taken = self.demand.of_vips(key, queue.rule.rank, now)
+        return 1.0 - min(queue.rule.vip_share, 1.0 - LEAST_SHARE, taken / rate) if taken and rate else 1.0
 
     def _rate(self, name: str, key: str, counter: Counter) -> float:
         """Units per second that a counter gives to all, infinite where that is not known."""
@@ -238,6 +255,7 @@ class _Ahead:
     def __init__(self, lanes: Lanes, promises: Promises, waiter: Waiter, now: float) -> None:
         request = waiter.request
         self.queue = queue = lanes.queues[request.lane]
+        self.vip = request.vip
         self._waiter = waiter
         self._now = now
         ranked = [other for other in lanes.queues.values() if other.rule.rank <= queue.rule.rank]

@@ -6,8 +6,7 @@ first arrival gave it, and its booking is dropped. Who comes sooner is a newcome
 told the same time. A booking lapses when its client could have come and did not.
 
 Not everybody comes back: SDKs take a wait of more than a minute for none. Which part of the promises is taken up is
-learned, for waits up to a minute and beyond it, and bookings count for that much; at first those up to a minute count
-whole, longer ones not at all.
+learned, for waits up to a minute and for longer ones, and bookings count for that much; at first all count whole.
 
 Deliberately not here: which time is told (forecast).
 """
@@ -69,7 +68,7 @@ class Promises:
 
     def __init__(self, limit: int = 20_000) -> None:
         """Nothing is promised."""
-        self.kept = {False: 1.0, True: 0.0}
+        self.kept = {False: 1.0, True: 1.0}
         self._limit = limit
         self._open: dict[int, Promise] = {}
         self._alike: dict[str, list[Promise]] = {}

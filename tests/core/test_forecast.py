@@ -414,6 +414,29 @@ def test_demand_is_what_better_lanes_took_lately() -> None:
     assert demand.above("a/total", 1, end + 6 * SHORT_S) < 0.03
 
 
+def test_vips_who_are_yet_to_come_go_before_others_of_their_lane() -> None:
+    """Of 10 per second VIPs of the lane take 4, so a wait for 60 is 10 s; never more than their share, nor all."""
+    for share, expected in [(0.8, 10), (0.2, 7.5), (1.0, 10)]:
+        scene = Scene(lane(0), lane(1, vip_share=share))
+        for second in range(300):
+            scene.forecast.demand.note(1, [Claim("k/total", 4)], second - 300.0, vip=True)
+            scene.forecast.demand.note(1, [Claim("k/total", 4)], second - 300.0)
+        assert scene.wait(bucket(), amount=60) == pytest.approx(expected, rel=0.1)
+        assert scene.wait(bucket(), amount=60, vip=True) == pytest.approx(6)
+        assert scene.wait(bucket(), amount=60, lane="P0") == pytest.approx(6)
+        assert scene.wait(bucket(rate=0), amount=60) == inf
+
+
+def test_what_is_taken_at_once_is_summed_as_what_is_taken_bit_by_bit() -> None:
+    """A hundred grants within a moment are remembered as one of them all."""
+    one, many = Demand(), Demand()
+    one.note(0, [Claim("k", 100)], 0.0)
+    for number in range(100):
+        many.note(0, [Claim("k", 1)], number * 0.0005)
+    for later in (0.0, 1.0, 10.0):
+        assert many.above("k", 1, later) == pytest.approx(one.above("k", 1, later), rel=0.02)
+
+
 def test_a_burst_is_not_taken_for_a_habit() -> None:
     """What came at once counts as spread over the long memory, so that one burst does not refuse everybody below."""
     demand = Demand()
