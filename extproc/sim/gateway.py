@@ -36,7 +36,7 @@ from extproc.settings import Settings
 from extproc.sim.engine import Pool
 from extproc.sim.envoy import TIMED_OUT, Reply, SimulatedExchange, Stage, work_of
 from extproc.sim.traffic import Job
-from extproc.sim.work import SUCCESS, Work
+from extproc.sim.work import CANARY, SUCCESS, Work
 from extproc.wording import Wording
 
 __all__ = ["Direct", "Gateway", "Service"]
@@ -253,7 +253,7 @@ class _Probe(Canary):
         del session
         loop = self._stage.loop
         model = self._stage.models[target.upstream.name]
-        work = Work(-1, SIZE.input, SIZE.output, SIZE.output, 0, loop)
+        work = Work(CANARY, SIZE.input, SIZE.output, SIZE.output, 0, loop)
         timer = loop.call_later(CANARY_S, work.tell, TIMED_OUT)
         model.begin(work)
         try:

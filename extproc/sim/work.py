@@ -18,8 +18,10 @@ from typing import Protocol
 
 from extproc.core.value import value
 
-__all__ = ["MINUTE_S", "OK", "SUCCESS", "Books", "Model", "Told", "Work"]
+__all__ = ["CANARY", "MINUTE_S", "OK", "SUCCESS", "Books", "Model", "Told", "Work"]
 
+CANARY = -1
+"""The job of calls that the gateway makes itself."""
 MINUTE_S = 60.0
 SUCCESS = 200
 
@@ -132,8 +134,8 @@ class Books:
 
     @property
     def running(self) -> int:
-        """Works that were accepted and have not ended."""
-        return sum(self._running.values())
+        """Works of callers that were accepted and have not ended."""
+        return sum(count for job, count in self._running.items() if job != CANARY)
 
     def accept(self, work: Work) -> None:
         """A work was let in."""
