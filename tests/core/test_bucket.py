@@ -489,6 +489,9 @@ def test_slots_are_kept_free_for_better_lanes_that_were_seen() -> None:
     slots.used = 6.0
     assert (slots.wait_for(1, 0.0, shy), slots.wait_for(1, 0.0, BEST)) == (LAPSE_S, 0)
     assert slots.wait_for(1, SEEN_S, shy) == 0
+    slots.refused(1, 500.0, BEST, short=True)
+    assert (slots.free_at(510.0, shy), slots.free_at(500.0 + SEEN_S, shy)) == (0, 3)
+    assert Slots(8, seen={0: 0.0}).free_at(0.0, shy) == 6
     one, none, endless = (Slots(limit, seen={0: 0.0}) for limit in (1, 0, inf))
     assert (one.wait_for(1, 0.0, shy), none.wait_for(1, 0.0, shy), endless.wait_for(1, 0.0, shy)) == (0, inf, 0)
 
