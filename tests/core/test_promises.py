@@ -86,7 +86,7 @@ def test_a_promise_lapses_when_its_client_could_have_come_and_did_not() -> None:
 
 
 def test_promises_count_for_as_much_as_is_taken_up() -> None:
-    """Whole at first; then as it turns out, for those up to a minute and for longer ones. Next to nothing is nothing."""
+    """Whole at first; then as it turns out, up to a minute and beyond it. Next to nothing is nothing."""
     promises = Promises()
     make(promises, seconds=60)
     make(promises, seconds=61, fingerprint="long")

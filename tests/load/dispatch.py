@@ -23,7 +23,7 @@ from extproc.core.bucket import Slots
 from extproc.core.capacity import Change, Claim
 from extproc.core.forecast import Pace
 from extproc.core.lanes import Lanes
-from extproc.core.policy import Lane, WhenBusy
+from extproc.core.policy import Bounds, Lane, WhenBusy
 from extproc.core.refusal import Rejected
 from extproc.core.request import Size
 from extproc.limiter import Limiter, Wants
@@ -48,7 +48,14 @@ class Line:
         self.capacity = MemoryCapacity(self._loop, {SLOTS: Slots(1, 1.0)})
         pace = Pace()
         self.limiter = Limiter(
-            Lanes([lane]), self.capacity, self._loop, lambda _: True, pace, lambda _: None, lambda _: 0.0
+            Lanes([lane]),
+            self.capacity,
+            self._loop,
+            lambda _: True,
+            pace,
+            lambda _: None,
+            lambda _: 0.0,
+            bounds=Bounds(10**6, 10**12, 10**12),
         )
         pace.learn_hold("a", 1e-9)
         self.running = asyncio.ensure_future(self.limiter.run())
