@@ -47,6 +47,8 @@ TICK_S = 0.001
 """No pass is scheduled sooner than this after another, so that rounding never makes a busy loop."""
 MAX_DEPTH = 64
 """At most so many of each line are asked for at once."""
+MAX_LOOKS = 500
+"""So many looks in one pass; then the loop has a turn for others. They take some ten milliseconds together."""
 LEAST_RETRY_S = 1.0
 """Nobody is told to come back sooner."""
 TOO_LATE = 1.5
@@ -158,6 +160,8 @@ class Limiter:
             await self._wake.wait()
             self._wake.clear()
             await self._pass()
+            if self._wake.is_set():
+                await asyncio.sleep(0)  # whatever else the loop has to do comes in between
 
     def kick(self) -> None:
         """Something changed that may let a waiter go: capacity came back, a breaker moved, a limit grew."""
@@ -437,11 +441,12 @@ class Limiter:
             turn.timer = None
 
     async def _pass(self) -> None:
-        """Ask for every head until nobody is granted any more.
+        """Ask for every head until nobody is granted any more, or until others should have a turn of the loop.
 
         Where a call takes time, for ever more of a line at once while that goes on.
         """
         deep: dict[Line, int] = {}
+        looks = 0
         while not self.draining and (heads := self.lanes.heads(deep)):
             newcomers, self._newcomers = self._newcomers, []
             lines = [head.flow.line for head, _ in heads if head.flow]
@@ -460,8 +465,12 @@ class Limiter:
                 else:
                     self._grant(head, answer)
             self._tell(newcomers, whole=whole)
+            looks += 1
             if not progress:
                 self._rest(answers)
+                return
+            if looks >= MAX_LOOKS:
+                self.kick()
                 return
 
     def _tell(self, newcomers: list[_Turn], *, whole: bool) -> None:

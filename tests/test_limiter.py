@@ -26,7 +26,7 @@ from extproc.core.policy import Bounds, KvRules, Lane, Order, Pacing, WhenBusy
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
 from extproc.core.watermark import Reading, Watermark
-from extproc.limiter import MAX_DEPTH, TICK_S, Grant, Limiter, Wants
+from extproc.limiter import MAX_DEPTH, MAX_LOOKS, TICK_S, Grant, Limiter, Wants
 from extproc.ports import Gone
 from tests.doubles import FakeExchange, Ledger, Observer, Suspending, VirtualLoop, play, request
 
@@ -490,6 +490,29 @@ def test_a_breaker_that_opens_sends_waiters_to_the_next(kind: type[Ledger]) -> N
         bench.limiter.kick()
         assert await task == Grant("b", waited=True)
         assert loop.time() < 1000.6
+        await bench.stop()
+
+    play(scenario)
+
+
+def test_a_long_queue_that_may_go_at_once_leaves_the_loop_to_others_now_and_then() -> None:
+    """A breaker closes before thousands: whoever else waits for the loop does not wait for all of them."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        wide = [Lane("P1", 0, 30, WhenBusy.SPILL, 1, max_requests=9999, max_tokens=10**9, max_bytes=10**9)]
+        bench = Bench(loop, slots(a=(9999, 0)), lanes=wide)
+        bench.sick, bench.probe_at = {"a"}, loop.time() + 1
+        tasks = [bench.send() for _ in range(3 * MAX_LOOKS)]
+        await asyncio.sleep(0.5)
+        bench.sick.clear()
+        bench.limiter.kick()
+        seen = [0]
+        while seen[-1] < len(tasks):
+            await asyncio.sleep(0)
+            seen.append(int(bench.store["upstream/a/slots"].used))
+        assert max(later - before for before, later in itertools.pairwise(seen)) <= MAX_LOOKS
+        await asyncio.gather(*tasks)
+        assert bench.order == [f"t{i}" for i in range(1, len(tasks) + 1)]
         await bench.stop()
 
     play(scenario)
