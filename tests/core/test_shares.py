@@ -25,7 +25,7 @@ def lanes_of(minima: list[float], *, best: float = 0.0, keep_free: float = 0.0) 
     return [Terms("P0", 0, best)] + [Terms(f"P{i}", i, share, keep_free) for i, share in enumerate(minima, 1)]
 
 
-@effort(max_examples=30)
+@effort(max_examples=20)
 @given(
     shares,
     st.lists(sizes, min_size=4, max_size=4),
@@ -74,7 +74,7 @@ def test_in_the_long_run_shares_of_a_bucket_are_exact(largest: tuple[float, ...]
         assert flood.got[terms.lane, "k"] == pytest.approx(share * 20.0 * flood.now, rel=0.02, abs=300)
 
 
-@effort(max_examples=30)
+@effort(max_examples=20)
 @given(shares, st.sampled_from([1, 2, 5, 20]), st.sampled_from([0.0, 0.2, 0.9]), st.integers(0, 10**6))
 def test_of_slots_every_lane_gets_its_share_of_turns(
     minima: list[float], limit: int, keep_free: float, seed: int
@@ -104,7 +104,7 @@ def test_of_slots_every_lane_gets_its_share_of_turns(
     assert slots.used == 0
 
 
-@effort(max_examples=25)
+@effort(max_examples=15)
 @given(
     shares,
     st.sampled_from([2_000, 10_000]),
@@ -149,7 +149,7 @@ def test_of_a_cache_every_lane_gets_its_share_of_tokens(
     assert (gate.booked, gate.held) == (0, 0)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_who_waits_for_several_things_gets_the_share_of_one_of_them(seed: int) -> None:
     """Tokens, slots and cache together: what a lane has of one is not lost while it waits for the next."""
     rng = random.Random(seed)
@@ -170,11 +170,11 @@ def test_who_waits_for_several_things_gets_the_share_of_one_of_them(seed: int) -
         tune(store, [Gauge("kv", Reading(0.0, 0.0, 1.0))], now)
 
     flood = Flood(store, lanes, draw, lambda: rng.uniform(0.5, 5.0), frozenset({"s", "kv"}), look)
-    flood.run(300)
+    flood.run(200)
     for terms in lanes[1:]:
         shares_had = [flood.grants[terms.lane] / sum(flood.grants.values())]
         shares_had += [flood.share(terms.lane, key) for key in keys if key != "s"]
-        assert max(shares_had) >= terms.share - 0.03, (terms, shares_had)
+        assert max(shares_had) >= terms.share - 0.04, (terms, shares_had)
 
 
 def test_a_lane_without_a_share_is_owed_nothing_and_one_with_a_share_only_where_it_lacked() -> None:
