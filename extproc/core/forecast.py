@@ -31,6 +31,7 @@ from extproc.core.promises import JITTER, Book, Promised, Promises
 from extproc.core.request import Request
 from extproc.core.shares import EPSILON, Terms
 from extproc.core.value import value
+from extproc.core.watermark import Watermark
 
 __all__ = ["Demand", "Forecast", "Pace", "Served"]
 
@@ -228,6 +229,10 @@ class Forecast:
         if isinstance(counter, Slots) and served is None:
             hold_s = self._pace.hold_s(name)
             return counter.limit / hold_s if hold_s else inf
+        if isinstance(counter, Watermark) and served is not None:
+            # What we hold there comes back at this rate at least; full of others' work, it tells nothing of them.
+            hold_s = self._pace.hold_s(name)
+            return max(served, counter.booked / hold_s) if hold_s and counter.booked else inf
         return inf if served is None else served
 
     def _owed_below(self, key: str, rank: int) -> float:

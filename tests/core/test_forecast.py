@@ -191,7 +191,24 @@ def test_a_cache_gives_what_it_was_seen_to_give() -> None:
     for second in range(10):
         scene.forecast.served.granted([Claim("a/kv", 50), Claim("other", 1)])
         scene.forecast.served.looked(["a/kv"], second - 9.0)
+    assert scene.wait(cache, "a/kv", 100) == 0, "how long they hold it is not known"
+    scene.pace.learn_hold("a", 100.0)
     assert scene.wait(cache, "a/kv", 100) == pytest.approx(6, rel=0.05)
+
+
+def test_what_is_held_of_a_cache_comes_back_within_the_time_it_is_usually_held() -> None:
+    """However little was seen to come of late; others' work tells nothing."""
+    scene = Scene(keys=("a/kv",))
+    cache = Watermark(KvRules(tokens=1000))
+    cache.take(820, -5.0)
+    cache.observe(Reading(0.82, running=3), 0.0)
+    scene.pace.learn_hold("a", 4.1)
+    scene.forecast.served.looked(["a/kv"], -10.0)
+    scene.forecast.served.granted([Claim("a/kv", 1)])
+    scene.forecast.served.looked(["a/kv"], 0.0)
+    assert scene.wait(cache, "a/kv", 100) == pytest.approx(0.5, rel=0.05), "100 at 200 a second"
+    cache.change(820, 0.0)
+    assert scene.wait(cache, "a/kv", 100) == 0
 
 
 def test_estimates_that_come_back_make_a_bucket_faster_than_its_refill() -> None:

@@ -113,6 +113,7 @@ async def busy(stack: Stack, clients: Crowd) -> AsyncIterator[None]:
 async def stays(task: asyncio.Task[Any], seconds: float) -> bool:
     """Whether it is not done for so long."""
     await asyncio.wait([task], timeout=seconds)
+    assert not task.done(), task.result()
     return not task.done()
 
 
@@ -185,7 +186,7 @@ async def test_a_page_that_stands_still_neither_stops_nor_floods(vllm: Stack) ->
 async def test_one_request_that_is_larger_than_the_mark_goes_when_nothing_else_runs(vllm: Stack) -> None:
     """A pool of one never deadlocks on it; a second one waits for the first."""
     await change(vllm, kv_tokens=10_000)
-    await told(vllm, lambda kv: kv["size"] == 10_000)
+    await told(vllm, lambda kv: kv["cache"] == 10_000)
     large = text_of_tokens(9_500)
     async with crowd(vllm) as clients:
         first = ask(clients, "P2", large, max_tokens=100)
