@@ -285,17 +285,19 @@ def test_vips_share_among_themselves_however_long_one_of_them_was_served(absence
 def test_a_vips_refund_counts_among_the_vips() -> None:
     """Who comes next is lifted to the least of them as it is after the refund."""
     counters = Counters()
-    vip, other = Account("v0", vip=True), Account("t0")
-    for account in (vip, other):
+    vip, second, other = Account("v0", vip=True), Account("v2", vip=True), Account("t0")
+    for account in (vip, second, other):
         counters.enter(account)
     counters.charge(vip, "1", 500.0)
+    counters.charge(second, "2", 600.0)
     assert counters.entry("v1", vip=True) == 500
     assert counters.entry("t1") == 0
-    counters.correct("v0", -400.0, vip)
+    counters.correct("v2", -500.0, second)
     assert counters.entry("v1", vip=True) == 100
-    counters.leave(vip)
+    for account in (vip, second):
+        counters.leave(account)
     assert counters.entry("v1", vip=True) == 100
-    counters.charge(other, "2", 700.0)
+    counters.charge(other, "3", 700.0)
     assert counters.entry("v1", vip=True) == 700
 
 
@@ -344,6 +346,31 @@ def test_what_is_remembered_of_absent_tenants_is_bounded_and_the_largest_claims_
     most = sorted(had, key=had.__getitem__)[-5:]
     assert {name for name in had if counters.entry(name) > 0} == set(most)
     assert all(counters.entry(name) == had[name] for name in most)
+
+
+def test_a_correction_changes_who_is_forgotten_first() -> None:
+    """Who got most of its charge back has the smallest claim then."""
+    counters = Counters(limit=2)
+    counters.enter(Account("stays"))
+    _visit(counters, "a", 100.0)
+    _visit(counters, "b", 200.0)
+    counters.correct("b", -150.0, None)
+    _visit(counters, "c", 300.0)
+    assert [counters.entry(name) for name in "abc"] == [100, 0, 300]
+
+
+def test_the_floor_of_vips_never_falls() -> None:
+    """Nor does a refund to the last of them lower it for those who come later."""
+    counters = Counters()
+    counters.enter(Account("stays"))
+    for refund in (0.0, -400.0):
+        vip = Account("v", vip=True)
+        counters.enter(vip)
+        counters.charge(vip, "x", 500.0 if not refund else 0.0)
+        counters.correct("v", refund, vip)
+        counters.leave(vip)
+    assert counters.entry("v1", vip=True) == 500
+    assert counters.entry("t1") == 0
 
 
 def test_who_had_no_more_than_the_least_of_the_others_is_forgotten_at_once() -> None:

@@ -165,14 +165,16 @@ def test_the_first_few_of_a_large_heap_cost_little(monkeypatch: pytest.MonkeyPat
 def test_a_ranking_wastes_no_more_than_it_holds() -> None:
     """However many leave from the middle: what is left in the heap is at most twice what is ranked, and a few."""
     ranking: Ranking[Thing] = Ranking(lambda thing: thing.number)
-    things = [Thing(name, name) for name in range(1000)]
+    chance = random.Random(1)
+    things = [Thing(name, number) for name, number in enumerate(chance.sample(range(1000), 1000))]
     for thing in things:
         ranking.add(thing)
-    chance = random.Random(1)
     chance.shuffle(things)
     while things:
         ranking.discard(things.pop())
         assert len(ranking._heap) <= 2 * len(things) + 16
+        if len(things) % 50 == 1:
+            assert ranking.first() is min(things, key=lambda thing: thing.number)
     assert ranking.first() is None
 
 
@@ -302,6 +304,18 @@ def test_a_flow_that_never_empties_remembers_only_who_stands_in_it(order: str, l
         gone = standing.pop({"first": 0, "newest": -1, "middle": 1}[leave])
         flow.remove(gone)
         assert all(len(held) <= 2 * len(standing) + 18 for held in _heaps(flow))
+
+
+def test_nothing_stays_behind_where_the_newest_is_also_the_most_urgent() -> None:
+    """It is first by deadline and last by arrival, and so only in the list for newest first it would stay."""
+    flow = Flow(Tenant(request(), 0), Line(GROUP), Order.EDF, lifo=True)
+    _join(flow, 0)
+    for seq in range(1, 500):
+        newest = Waiter(request(arrived=float(seq), wait_until=-float(seq)), GROUP, seq)
+        flow.add(newest)
+        flow.remove(newest)
+        assert next(flow.in_turn(lifo=False))[3] is flow.newest(fresh=False)
+    assert all(len(held) <= 2 + 16 for held in _heaps(flow))
 
 
 @pytest.mark.parametrize(("order", "many"), [("fifo", 100_000), ("edf", 20_000), ("lifo", 20_000)])
