@@ -302,7 +302,7 @@ class Pacer:
                 self._larger.append((bound, cap))
                 self._larger_at = told_at
             if len(self._larger) < AGREE:
-                return []
+                return self._capped(cap, now)
             bound, cap = min(self._larger)
         self._larger.clear()
         if (bound, cap) == (self._bound, self._window_cap):
@@ -311,6 +311,13 @@ class Pacer:
         self._full = min(self._full, seen.limit)
         self._news.clear()
         return self._resized("limit", f"the provider allows {seen.limit:.10g} per {seen.window_s:g} s", now, exact=True)
+
+    def _capped(self, cap: float, now: float) -> list[Move]:
+        """A larger rate waits for others to agree; a smaller window holds less at once."""
+        if cap >= self._window_cap:
+            return []
+        self._window_cap = cap
+        return self._resized("limit", f"the provider's window holds {cap:.10g}", now, exact=True)
 
     def _declared(self, there: float | None, now: float) -> list[Move]:
         """Start to count, with what is known to be there."""
