@@ -58,10 +58,9 @@ class Dispatch:
         self._allows = allows
         self._below = {lane.name: len(policy.lanes) - 1 - lane.rank for lane in policy.lanes.values()}
         """How many lanes rank below each."""
-        self._terms = {
-            lane.name: Terms(lane.name, lane.rank, lane.min_share, lane.keep_free) for lane in policy.lanes.values()
-        }
-        """On what terms a failover takes: as any request of its lane, but for a pace that it could not keep."""
+        self._terms = {lane.name: Terms(lane.name, lane.rank, lane.min_share) for lane in policy.lanes.values()}
+        """On what terms a failover takes: as any request of its lane, but for a pace that it could not keep, and for
+        what its lane keeps free: that spares better lanes a wait, and is no reason to fail somebody who was let go."""
 
     def depart(
         self, flight: Flight, wants: Wants, first: str, greeting: Greeting, document: dialects.Document | None

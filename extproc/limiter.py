@@ -53,7 +53,7 @@ LEAST_RETRY_S = 1.0
 """Nobody is told to come back sooner."""
 TOO_LATE = 1.5
 """Whose turn would come later than so many times its lane's longest wait, from its first arrival on, is promised none
-and told to stay away: under lasting overload all would else be served, but every one of them too late."""
+and told to stay away: under lasting overload all would else be served, but every one of them too late. Pauses apart."""
 
 
 @value
@@ -415,7 +415,8 @@ class Limiter:
             since, turn_s = turn.since, predicted
             seconds = self.forecast.comeback_s(request, predicted, room)
         seconds = max(LEAST_RETRY_S, seconds)
-        if now + turn_s - since > TOO_LATE * self.lanes.rules[request.lane].max_wait_s:
+        queued_s = now + turn_s - since - self._paused_s(turn.wants)
+        if queued_s > TOO_LATE * self.lanes.rules[request.lane].max_wait_s:
             seconds = max(seconds, LONG_S + LEAST_RETRY_S)
         elif request.fingerprint:
             holds = self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD
@@ -532,9 +533,18 @@ class Limiter:
         if not first:
             return False
         levels, now = self._capacity.levels(), self._clock.time()
-        counters = (levels.get(claim.key) for claim in prices[first[0]])
-        paused = any(c is not None and not c.shadow and c.closed_until > now for c in counters)
+        paused = self._pause_at(first[0], turn.wants) > 0
         return paused or self.forecast.wait_s(turn, first, prices, levels, now) > after_s
+
+    def _paused_s(self, wants: Wants) -> float:
+        """Seconds for which every upstream that may be asked is paused; the part of a wait that no queue makes."""
+        return min((self._pause_at(name, wants) for name in self._open(wants)), default=0.0)
+
+    def _pause_at(self, name: str, wants: Wants) -> float:
+        """Seconds for which an upstream has to be left alone."""
+        levels, now = self._capacity.levels(), self._clock.time()
+        counters = (levels.get(claim.key) for claim in wants.prices[name])
+        return max([0.0, *(c.closed_until - now for c in counters if c is not None and not c.shadow)])
 
 
 def _turn(waiter: Waiter) -> _Turn:

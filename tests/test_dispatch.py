@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 import pytest
 
 from extproc import dialects
-from extproc.core.bucket import Slots
+from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.flight import Flight
 from extproc.core.identity import Caller
-from extproc.core.policy import KvRules, Lane, Policy, Route, Tenant, Upstream, WhenBusy
+from extproc.core.policy import Kind, KvRules, Lane, Limit, Policy, Route, Tenant, Upstream, WhenBusy
 from extproc.core.request import Dialect, Endpoint
 from extproc.core.routing import claims
 from extproc.core.watermark import Reading, Watermark
@@ -39,13 +40,13 @@ def engine(name: str, provider: str, *, told: bool = True, **rules: Any) -> Upst
 class Gate:
     """Dispatch over some upstreams, in the order of their chain."""
 
-    def __init__(self, *upstreams: Upstream) -> None:
+    def __init__(self, *upstreams: Upstream, lanes: dict[str, Lane] = LANES) -> None:
         self.upstreams = {upstream.name: upstream for upstream in upstreams}
         self.clock = HandClock()
         counters: dict[str, Any] = {f"upstream/{name}/slots": Slots(inf) for name in self.upstreams}
         counters |= {f"upstream/{u.name}/kv": Watermark(u.kv) for u in upstreams if u.kv}
         self.capacity = MemoryCapacity(self.clock, counters)
-        policy = Policy(self.upstreams, (Route("0:m", ("m",), tuple(self.upstreams)),), LANES, {})
+        policy = Policy(self.upstreams, (Route("0:m", ("m",), tuple(self.upstreams)),), lanes, {})
         wording = Wording(lambda _: 503, lambda: 0.5)
         self._dispatch = Dispatch(policy, self.capacity, self.clock, Timing(10, 5000, 60, 900), wording, lambda _: True)
 
@@ -111,6 +112,16 @@ def test_an_order_ends_before_an_engine_that_is_full_for_the_lane() -> None:
     watermark.observe(Reading(0.75, running=3.0, tokens=100_000.0), gate.clock.time())
     assert gate.depart(BODY, "P0").order == ("o", "v")
     assert gate.depart(BODY, "P2").order == ("o",)
+
+
+def test_a_failover_may_use_what_its_lane_keeps_free() -> None:
+    """It has been let go already, and would fail otherwise; but it never goes where there is not enough for it."""
+    limit = Limit("*", Kind.TOTAL, 6000.0, 1000.0)
+    lanes = {"P2": replace(LANES["P2"], rank=0, keep_free=0.3)}
+    gate = Gate(engine("a", "openai", told=False), engine("b", "openai", told=False, limits=(limit,)), lanes=lanes)
+    for level, order in [(250.0, ("a", "b")), (1.0, ("a",))]:
+        gate.capacity.levels()["upstream/b/*/total"] = TokenBucket(100.0, 1000.0, level, gate.clock.time())
+        assert gate.depart(BODY, "P2").order == order
 
 
 def test_every_provider_with_a_priority_is_known_to_have_one() -> None:

@@ -767,6 +767,21 @@ def test_whose_turn_would_come_too_late_is_promised_none() -> None:
     play(scenario)
 
 
+def test_a_pause_is_told_as_it_is_however_little_a_lane_waits() -> None:
+    """What a provider asked for is no queue: who comes back when it is over goes."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench = Bench(loop, slots(a=(9, 0)))
+        bench.store["upstream/a/slots"].closed_until = loop.time() + 20
+        told = await told_to(bench.send(lane="P0", fingerprint="hasty"))
+        assert 15 < told <= 20
+        await asyncio.sleep(told + 1)
+        await bench.send(lane="P0", fingerprint="hasty", retries=1)
+        await bench.stop()
+
+    play(scenario)
+
+
 def test_those_who_are_refused_together_are_told_one_time_after_another() -> None:
     """Each promise counts as work ahead of whoever comes next; without a fingerprint nobody is promised anything."""
 

@@ -258,7 +258,7 @@ def test_who_waits_for_a_paused_upstream_goes_when_the_pause_ends(gate: Gate) ->
         upstreams={"first": copy.deepcopy(TWO["first"])},
         routes=ROUTES,
         other_endpoints=None,
-        lanes={"P0": {"max_wait_s": 3.0}, "P1": {"max_wait_s": 20.0}, "P2": {"max_wait_s": 60.0, "when_busy": "hold"}},
+        lanes={"P0": {"max_wait_s": 1.0}, "P1": {"max_wait_s": 20.0}, "P2": {"max_wait_s": 60.0, "when_busy": "hold"}},
     )
     assert served_by(stack) == "first"
     post_fault(stack, "first", "429;retry-after=4")
