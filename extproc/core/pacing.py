@@ -9,8 +9,8 @@ older than what is known says nothing; news that is too old to be rolled forward
 
 Tighten at once, loosen slowly. A smaller limit or a lower level is followed by the next reply. A larger limit is
 believed after `AGREE` replies in a row, the smallest of them; a bucket that holds less than is there, because the
-provider counts less than we do, is filled after as many. Never above the reported limit less headroom, and never above
-the configured one.
+provider counts less than we do, is filled after as many. Rate and capacity are never above the reported limit less
+headroom, nor above the configured one; what is filled up comes on top, and is bounded by the provider's count alone.
 
 Others may use the same account. What drains away that we did not send, seen over seconds, is taken off the rate, so
 that we do not run into the wall again between any two replies.
