@@ -107,6 +107,15 @@ def test_a_limit_per_second_makes_a_small_bucket():
     assert resized == Resize(KEY, pytest.approx(95.0), pytest.approx(95.0))
 
 
+def test_a_larger_rate_over_a_smaller_window_holds_less_at_once():
+    """60 a minute, then 2 a second: more waits for others to agree, but only a window's worth fits."""
+    desk = Desk()
+    desk.told(60.0)
+    assert (desk.bucket.rate, desk.bucket.capacity) == (pytest.approx(0.95), pytest.approx(9.5))
+    assert desk.after(1).told(2.0, window_s=1.0) == [Resize(KEY, pytest.approx(0.95), pytest.approx(1.9))]
+    assert desk.after(1).told(2.0, window_s=1.0) == []
+
+
 @pytest.mark.parametrize(
     ("limit", "remaining"),
     [
