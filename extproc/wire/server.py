@@ -31,6 +31,10 @@ OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
 )
+RECORDS_S = 0.9
+"""Records of what ended just before the end are still heard, for so long."""
+GRACE_S = 1.5
+"""And so long after its beginning the end waits for no stream any more."""
 MARGIN_BYTES = 256 * 1024
 """Room for headers and framing above the largest body that Envoy buffers."""
 
@@ -50,6 +54,7 @@ class Server:
         self._handle = handle
         self._learn = learn
         self._exchanges: set[StreamExchange] = set()
+        self._logs: set[asyncio.Task[Any] | None] = set()
         options = (*OPTIONS, ("grpc.max_receive_message_length", max_body_bytes + MARGIN_BYTES))
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers(tuple(_services(self)))
@@ -64,7 +69,12 @@ class Server:
         for exchange in list(self._exchanges):
             exchange.release()
         await asyncio.sleep(0)
-        await self._server.stop(grace=1.0)
+        stopping = asyncio.ensure_future(self._server.stop(grace=GRACE_S))
+        await asyncio.sleep(RECORDS_S)
+        for stream in self._logs:
+            if stream is not None:
+                stream.cancel()
+        await stopping
 
     async def process(self, _: object, context: Any) -> None:
         """Envoy's ext_proc: one stream per HTTP request."""
@@ -82,10 +92,17 @@ class Server:
             self._exchanges.discard(exchange)
 
     async def stream_access_logs(self, messages: AsyncIterator[bytes], _: object) -> StreamAccessLogsResponse:
-        """Envoy's access log: a stream per Envoy worker and log."""
-        async for data in messages:
-            for entry in StreamAccessLogsMessage.FromString(data).http_logs.log_entry:
-                await self._learn_one(entry)
+        """Envoy's access log: a stream per Envoy worker and log. Envoy never ends one; `stop` does, by cancellation."""
+        task = asyncio.current_task()
+        self._logs.add(task)
+        try:
+            async for data in messages:
+                for entry in StreamAccessLogsMessage.FromString(data).http_logs.log_entry:
+                    await self._learn_one(entry)
+        except asyncio.CancelledError:
+            pass  # gRPC would report it as a failure
+        finally:
+            self._logs.discard(task)
         return StreamAccessLogsResponse()
 
     async def check(self, _: HealthCheckRequest, __: object) -> HealthCheckResponse:

@@ -184,3 +184,20 @@ async def test_stop_closes_running_streams_in_order(gate: Gate) -> None:
     await gate.server.stop()
     assert await call.code() == grpc.StatusCode.OK
     assert await gate.ends.get() == "ended"
+
+
+async def test_stop_ends_the_access_log_without_a_word(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    """Envoy keeps these streams open for ever; those that gRPC has to cut it reports as failures."""
+
+    async def forever() -> AsyncIterator[StreamAccessLogsMessage]:
+        yield StreamAccessLogsMessage()
+        await asyncio.sleep(60)
+
+    send = gate.channel.stream_unary(LOGS, request_serializer=StreamAccessLogsMessage.SerializeToString)
+    calls = [send(forever()) for _ in range(20)]
+    await asyncio.sleep(0.2)
+    await gate.server.stop()
+    assert not [task for task in asyncio.all_tasks() if "HandleExceptions" in task.get_name()]
+    assert caplog.text == ""
+    for call in calls:
+        call.cancel()
