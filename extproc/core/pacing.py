@@ -10,7 +10,8 @@ older than what is known says nothing; news that is too old to be rolled forward
 Tighten at once, loosen slowly. A smaller limit or a lower level is followed by the next reply. A larger limit is
 believed after `AGREE` replies in a row, the smallest of them; a bucket that holds less than is there, because the
 provider counts less than we do, is filled after as many. Rate and capacity are never above the reported limit less
-headroom, nor above the configured one; what is filled up comes on top, and is bounded by the provider's count alone.
+headroom, nor above the configured one. What is filled up may use the headroom, which is for what cannot be seen, but
+nothing more: a bucket of the configured limit, headroom included, is charged all that is sent, and is the ceiling.
 
 Others may use the same account. What drains away that we did not send, seen over seconds, is taken off the rate, so
 that we do not run into the wall again between any two replies.
@@ -186,6 +187,7 @@ class Pacer:
         self._news: deque[tuple[float, float]] = deque()
         self._full = 0.0
         self._drained = 0.0
+        self._ceiling = TokenBucket(rules.rate / (1.0 - rules.headroom), rules.capacity, rules.capacity, -inf)
 
     @property
     def known(self) -> bool:
@@ -203,6 +205,7 @@ class Pacer:
         """A request departed: `first` is counted when it arrives, at most `later` while it is answered."""
         self._counted.add(first, now)
         self._unwritten += later
+        self._ceiling.change(-(first + later), now)
         if self.ramp is not None:
             self.ramp.add(first + later, now)
 
@@ -210,10 +213,12 @@ class Pacer:
         """It ended: of the `later` that was held for it, `written` was used."""
         self._unwritten = max(0.0, self._unwritten - later)
         self._written.add(written, now)
+        self._ceiling.change(later - written, now)
 
     def turned_away(self, first: float, now: float) -> None:
         """It was refused: the `first` that it was sent with was not counted."""
         self._refused.add(first, now)
+        self._ceiling.change(first, now)
 
     # What we hear.
 
@@ -412,7 +417,8 @@ class Pacer:
             return [Move(Level(self.key, most=most), "level", f"{most:.6g} left, not {level:.6g}")]
         early = self._there(seen, departed, departed, now) if self._may_fill(seen, now) else None
         slack = capacity * min(1.0, SLACK * (1.0 - self.brake.yielded))
-        gap = 0.0 if early is None else min(there - slack, early - slack, capacity) - level
+        most = min(capacity, self._ceiling.level_at(now))
+        gap = 0.0 if early is None else min(there - slack, early - slack, most) - level
         if gap < WORTH_FILLING * capacity:
             self._surplus.clear()
             return []

@@ -272,6 +272,25 @@ def test_it_is_filled_no_further_than_its_size():
     assert moves == [Level(KEY, least=pytest.approx(950.0))]
 
 
+@given(st.lists(st.tuples(st.floats(0.01, 3.0), st.floats(0.0, 1.0)), min_size=20, max_size=80))
+def test_filling_never_passes_the_configured_limit(steps):
+    """A provider that counts nothing, and a queue that takes all there is: the headroom is used, nothing beyond it."""
+    desk = Desk()
+    began, taken = [(T, 0.0)], 0.0
+    for seconds, share in steps:
+        desk.after(seconds)
+        if (amount := desk.level()) > 0:
+            later = amount / 2
+            desk.spend(amount - later, later)
+            desk.bucket.change(later * (1 - share), desk.now)
+            desk.pacer.over(later, later * share, desk.now)
+            taken += amount - later + later * share
+        desk.told(remaining=6000.0, age=0.001)
+        began.append((desk.now, taken))
+        for since, before in began:
+            assert taken - before <= 100.0 * (desk.now - since) + 950.0 + 1e-6
+
+
 def test_one_reply_in_between_starts_filling_anew():
     """Consistent means in a row."""
     desk = Desk(level=100.0)
