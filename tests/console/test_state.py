@@ -33,9 +33,10 @@ def test_gates() -> None:
     gate = Watermark(KvRules(high=0.8, low=0.6, tokens=1000))
     gate.take(100, 0.0)
     blind = {"used": 100, "requests": 1, "fill": 0.1, "cache": 1000, "saturation": None, "instances": 1}
+    blind["unseen"] = 100
     assert told(gate) == blind
     gate.observe(Reading(0.4, instances=2), 1.0)
-    assert told(gate, 1.0) == blind | {"fill": 0.4, "saturation": 0.5, "instances": 2}
+    assert told(gate, 1.0) == blind | {"fill": 0.4, "saturation": 0.5, "instances": 2, "unseen": 0}
 
 
 def test_budgets() -> None:
