@@ -51,9 +51,6 @@ MAX_LOOKS = 500
 """So many looks in one pass; then the loop has a turn for others. They take some ten milliseconds together."""
 LEAST_RETRY_S = 1.0
 """Nobody is told to come back sooner."""
-TOO_LATE = 1.5
-"""Whose turn would come later than so many times its lane's longest wait, from its first arrival on, is promised none
-and told to stay away: under lasting overload all would else be served, but every one of them too late. Pauses apart."""
 
 
 @value
@@ -211,9 +208,7 @@ class Limiter:
         return self._predicted_s(Waiter(request, Group(), next(self._seq)), wants)
 
     def _predicted_s(self, waiter: Waiter, wants: Wants) -> float:
-        names = self._open(wants)
-        if self.lanes.rules[waiter.request.lane].when_busy is WhenBusy.HOLD:
-            names = names[:1]
+        names = self._in_view(waiter.request, wants)
         return self.forecast.wait_s(waiter, names, wants.prices, self._capacity.levels(), self._clock.time())
 
     def _in_reach(self, request: Request, wants: Wants) -> Wants:
@@ -226,6 +221,11 @@ class Limiter:
     def _open(self, wants: Wants) -> list[str]:
         """The upstreams that may be asked now."""
         return [name for name in wants.names if wants.forced or self._allows(name)]
+
+    def _in_view(self, request: Request, wants: Wants) -> list[str]:
+        """Those of them that it waits for."""
+        names = self._open(wants)
+        return names[:1] if self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD else names
 
     async def _at_once(self, request: Request, wants: Wants) -> Option | None:
         """The first choice, taken, when it has room: nobody waits, so nobody is passed."""
@@ -344,8 +344,12 @@ class Limiter:
                 reason = Reason.LANE_FULL
             else:
                 self._evict(_turn(victim))
-        if reason is not None:
-            raise self._refusal(turn, reason, predicted if self._open(turn.wants) else None)
+        refusal = None if reason is None else self._refusal(turn, reason, predicted if self._open(turn.wants) else None)
+        now = self._clock.time()
+        if turn.promise is None or not turn.promise.kept_at(now):
+            self.forecast.asked(request, self._in_view(request, turn.wants), turn.wants.prices, now)
+        if refusal is not None:
+            raise refusal
         for bound in self.lanes.over(lane, shadow=True):
             self._observe(Shadowed(request, f"lane/{lane}/{bound}"))
         self._observe(Queued(request, predicted))
@@ -415,13 +419,21 @@ class Limiter:
             since, turn_s = turn.since, predicted
             seconds = self.forecast.comeback_s(request, predicted, room)
         seconds = max(LEAST_RETRY_S, seconds)
-        queued_s = now + turn_s - since - self._paused_s(turn.wants)
-        if queued_s > TOO_LATE * self.lanes.rules[request.lane].max_wait_s:
+        late_s = now + turn_s - since - self._paused_s(turn.wants)
+        if late_s > self.lanes.rules[request.lane].max_wait_s and self._overrun(turn):
             seconds = max(seconds, LONG_S + LEAST_RETRY_S)
         elif request.fingerprint:
             holds = self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD
             self.promises.make(request, _group(turn.wants, first_only=holds), since, now, seconds, turn_s)
         return Rejected(reason, retry_after=seconds)
+
+    def _overrun(self, turn: _Turn) -> bool:
+        """Whether a late turn for one would only make others late.
+
+        Under lasting overload all would be served at last, and every one of them too late.
+        """
+        names, levels, now = self._in_view(turn.request, turn.wants), self._capacity.levels(), self._clock.time()
+        return self.forecast.overrun(turn.request, names, turn.wants.prices, levels, now)
 
     async def _leave(self, turn: _Turn) -> None:
         self._forget_timer(turn)
@@ -473,6 +485,7 @@ class Limiter:
             if looks >= MAX_LOOKS:
                 self.kick()
                 return
+        self.forecast.served.looked((), self._clock.time())
 
     def _tell(self, newcomers: list[_Turn], *, whole: bool) -> None:
         """Whoever was in line for a whole batch, and was not granted, knows now that it has to wait."""

@@ -69,7 +69,8 @@ class Figures:
 class Client:
     """Of whom a crowd is made. sizes: input and output as estimated; used: share of the estimate that is really used.
 
-    holds_s: how long it holds what is held. persists: comes back whenever told, as often as told.
+    holds_s: how long it holds what is held. persists: comes back whenever told, as often as told. bursts: it comes for so
+    many seconds, and not for so many.
     """
 
     lane: str
@@ -84,6 +85,7 @@ class Client:
     names: str = "a"
     persists: bool = True
     fingerprint: bool = True
+    bursts: tuple[float, float] = (inf, 0.0)
 
 
 class Crowd:
@@ -109,8 +111,11 @@ class Crowd:
 
     async def come(self, client: Client, until: float) -> None:
         """Requests of one kind of client, Poisson, until then."""
+        began, (comes_s, rests_s) = self.loop.time(), client.bursts
         while True:
             await asyncio.sleep(self.rng.expovariate(client.per_s))
+            if (past_s := (self.loop.time() - began) % (comes_s + rests_s)) > comes_s:
+                await asyncio.sleep(comes_s + rests_s - past_s)
             if self.loop.time() > until:
                 return
             task = asyncio.ensure_future(self._live(client))
@@ -154,17 +159,16 @@ class Crowd:
 
     async def _try(self, one: Request, client: Client, *, told: bool) -> float | None:
         """None when it went, else the seconds until it may come back."""
-        counts = self.loop.time() >= self.warm_until
         began = self.loop.time()
         try:
             grant = await self.limiter.acquire(one, self.wants(one, client), FakeExchange().hold)
         except Rejected as refused:
-            if counts:
+            if self._counts():
                 self.figures.end(one.tenant, str(refused.reason))
                 if told:
                     self.figures.told.append(False)
             return refused.retry_after
-        if counts:
+        if self._counts():
             waited = self.loop.time() - began
             self.figures.end(one.tenant, "served")
             self.figures.served[one.tenant] += one.size.total
@@ -175,6 +179,9 @@ class Crowd:
                 self.figures.waits.append((grant.predicted_s or 0.0, waited))
         await self._serve(one, client, grant.upstream)
         return None
+
+    def _counts(self) -> bool:
+        return self.loop.time() >= self.warm_until
 
     async def _serve(self, one: Request, client: Client, upstream: str) -> None:
         held_s = self.rng.uniform(*client.holds_s)

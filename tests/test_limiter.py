@@ -753,15 +753,26 @@ def test_the_time_told_to_a_refused_client_is_shortly_before_its_turn() -> None:
     play(scenario)
 
 
-def test_whose_turn_would_come_too_late_is_promised_none() -> None:
-    """Half as long again as its lane waits at most; then it is told more than a minute, which SDKs take for never."""
+def test_under_lasting_overload_nobody_is_promised_a_late_turn() -> None:
+    """At first, and when it is over; in between they are told more than a minute, which SDKs take for never."""
+    large = {"size": Size(80, 10)}
 
     async def scenario(loop: VirtualLoop) -> None:
-        bench = Bench(loop, slots(a=(9, 0)) | {"upstream/a/m/total": bucket(loop, 10, 1000)})
-        assert await told_to(bench.send(fingerprint="soon", size=Size(340, 100))) < 44
+        bench = Bench(loop, slots(a=(99, 0)) | {"upstream/a/m/total": bucket(loop, 10, 1000)})
+        held = [bench.send(**large) for _ in range(3)]
+        assert await told_to(bench.send(fingerprint="first", **large)) < 40
         assert len(bench.limiter.promises) == 1
-        assert await told_to(bench.send(fingerprint="late", size=Size(600, 0))) > 60
-        assert len(bench.limiter.promises) == 1
+        for i in range(30):
+            await asyncio.sleep(5)
+            held.append(bench.send(fingerprint=f"f{i}", **large))
+        held += [bench.send(**large) for _ in range(3)]
+        assert await told_to(bench.send(fingerprint="late", **large)) > 60
+        await asyncio.gather(*held, return_exceptions=True)
+        await asyncio.sleep(60)
+        bench.store["upstream/a/m/total"] = bucket(loop, 10, 1000)
+        held = [bench.send(**large) for _ in range(3)]
+        assert await told_to(bench.send(fingerprint="after", **large)) < 40
+        await asyncio.gather(*held)
         await bench.stop()
 
     play(scenario)

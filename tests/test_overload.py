@@ -67,32 +67,49 @@ STEADY = {
     "tenants": (bucket, [client("P1", tenant=name, per_s=rate) for name, rate in (("light", 0.5), ("x", 5), ("y", 5))]),
     "vips": (bucket, [client("P1", tenant="vip", vip=True, per_s=2), client("P1", tenant="x", per_s=8)]),
 }
-MIXED = [client("P0", per_s=2), client("P1", per_s=5), client("P2", per_s=3)]
+MIXED = [client("P0", per_s=1), client("P1", per_s=20, bursts=(12, 60)), client("P2", per_s=3)]
 
 
 @pytest.mark.parametrize("case", STEADY)
 @pytest.mark.parametrize("seed", [1])
-def test_under_steady_overload_forecasts_are_right_and_promises_hold(case: str, seed: int) -> None:
-    """Nine in ten who come when told are served; half of the waits are foretold within a quarter; nothing lies idle.
-
-    Clients come back twice, as SDKs do, up to a quarter of the time later than they are told.
-    """
+def test_under_steady_overload_forecasts_are_right_and_nobody_is_promised_a_late_turn(case: str, seed: int) -> None:
+    """Half of the waits are foretold within a tenth, nothing lies idle, and who is refused would only make others late."""
     store, clients = STEADY[case]
     found = crowd(clients, store, seed)
-    assert len(found.told) > 500
-    assert found.kept() >= 0.9
+    assert len(found.told) < 10
     assert len(found.errors()) > 300
-    assert found.error() < 0.25
-    assert store is not bucket or busy(found) >= 0.94
+    assert found.error() < 0.1
+    assert store is not bucket or busy(found) >= 0.96
+
+
+LONG, SHORT = (15, 75), (2, 13)
+BURSTS = {
+    "tokens": (bucket, [client("P1", per_s=20, bursts=LONG)]),
+    "slots": (slots, [client("P1", per_s=24, bursts=LONG)]),
+    "refunds": (both, [client("P1", per_s=20, bursts=LONG, used=(0.0, 1.0))]),
+    "impatient": (slots, [client("P0", per_s=20, bursts=SHORT)]),
+    "tenants": (bucket, [client("P1", tenant=name, per_s=10, bursts=LONG) for name in ("x", "y")]),
+    "vips": (bucket, [client("P1", tenant=n, vip=n == "vip", per_s=r, bursts=LONG) for n, r in (("vip", 4), ("x", 16))]),
+}
+
+
+@pytest.mark.parametrize("case", BURSTS)
+@pytest.mark.parametrize("seed", [1])
+def test_who_is_refused_in_a_burst_has_its_turn_when_it_is_over(case: str, seed: int) -> None:
+    """Nine in ten who come when told are served. Clients come up to a quarter of the time later than they are told."""
+    store, clients = BURSTS[case]
+    found = crowd(clients, store, seed)
+    assert len(found.told) > 50
+    assert found.kept() >= 0.9
 
 
 @pytest.mark.parametrize("rules", [{}, {"share": 0.1}, {"bound": 40}], ids=["strict", "share", "bound"])
 def test_promises_hold_beside_better_lanes_and_in_full_ones(rules: dict[str, Any]) -> None:
     """Whatever better lanes take meanwhile, what lower ones are guaranteed, or how few may wait."""
     found = crowd(MIXED, bucket, 1, lanes(**rules))
-    assert len(found.told) > 300
+    assert len(found.told) > 50
     assert found.kept() >= 0.9
-    assert busy(found) >= 0.94
+    assert busy(found) >= 0.96
 
 
 def test_a_light_tenant_goes_on_as_if_there_were_no_flood() -> None:

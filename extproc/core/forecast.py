@@ -26,7 +26,7 @@ from extproc.core.curve import Curve
 from extproc.core.fairness import cost
 from extproc.core.lanes import Lanes, Queue
 from extproc.core.lines import Backlog, Flow, Group, Line, Waiter
-from extproc.core.policy import Kind, Pacing
+from extproc.core.policy import Kind, Lane, Pacing
 from extproc.core.promises import JITTER, Book, Promised, Promises
 from extproc.core.request import Request
 from extproc.core.shares import EPSILON, Terms
@@ -49,6 +49,8 @@ SERVED_S, SERVED_LEAST_S = 30.0, 2.0
 """How long the observed rate of service is remembered, and how much of that has to be known before it counts."""
 EARLY = 0.35
 """A refused request comes back this share of its patience before its turn."""
+LASTING = 2.0
+"""Newcomers are counted over so many times the longest wait of their lane: what they want then is no burst."""
 STALE = 8
 """A curve is drawn anew when one in so many of its tenants has changed."""
 
@@ -120,6 +122,26 @@ class Demand:
 
 
 @dataclass(slots=True)
+class Newcomers:
+    """How fast each lane's newcomers ask for each counter, served or not: units in a decaying sum, and its time."""
+
+    _asked: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+
+    def note(self, rule: Lane, claims: Iterable[Claim], now: float) -> None:
+        """Somebody came to this lane for the first time."""
+        for claim in claims:
+            self._asked[claim.key, rule.name] = (self._sum(rule, claim.key, now) + claim.amount, now)
+
+    def rate(self, rule: Lane, key: str, now: float) -> float:
+        """Units per second of `key`."""
+        return self._sum(rule, key, now) / (LASTING * rule.max_wait_s)
+
+    def _sum(self, rule: Lane, key: str, now: float) -> float:
+        units, at = self._asked.get((key, rule.name), (0.0, now))
+        return units * exp((at - now) / (LASTING * rule.max_wait_s))
+
+
+@dataclass(slots=True)
 class Served:
     """What each counter really gives while somebody waits for it, in units per second."""
 
@@ -153,6 +175,7 @@ class Forecast:
     def __init__(self, lanes: Lanes, promises: Promises, pace: Pace, allows: Callable[[str], bool]) -> None:
         """Nothing was observed yet."""
         self.demand = Demand()
+        self._newcomers = Newcomers()
         self.served = Served()
         self._lanes = lanes
         self._promises = promises
@@ -177,6 +200,31 @@ class Forecast:
         rate = sum(1.0 / wait for wait in waits)
         return 1.0 / rate if rate else inf
 
+    def asked(
+        self, request: Request, names: Iterable[str], prices: Mapping[str, tuple[Claim, ...]], now: float
+    ) -> None:
+        """`request`, which nobody told to come now, wanted what one of these upstreams could give."""
+        rule = self._lanes.rules[request.lane]
+        for name in names:
+            self._newcomers.note(rule, prices[name], now)
+
+    def overrun(
+        self, request: Request, names: Iterable[str], prices: Mapping[str, tuple[Claim, ...]], store: Store, now: float
+    ) -> bool:
+        """Whether newcomers to the lane of `request` want all that these upstreams can give it.
+
+        A burst leaves room for late turns when it is over; lasting overload leaves none.
+        """
+        rule, given = self._lanes.rules[request.lane], 0.0
+        for name in names:
+            parts = [inf]
+            for claim in prices[name]:
+                need = self._need(name, claim, store, request, now)
+                if need is not None and (wanted := self._newcomers.rate(rule, claim.key, now)):
+                    parts.append(need.rate / wanted)
+            given += min(parts)
+        return given < 1.0
+
     def comeback_s(self, request: Request, predicted_s: float, room: float) -> float:
         """Seconds after which a request that was refused should come back, when its turn is in `predicted_s`.
 
@@ -187,7 +235,7 @@ class Forecast:
         return max(predicted_s - early, predicted_s / (1.0 + 0.5 * JITTER) - 0.5 * early, predicted_s * (1.0 - room))
 
     def _wait_at(self, name: str, claims: tuple[Claim, ...], ahead: _Ahead, store: Store, now: float) -> float:
-        found = (self._need(name, claim, store, ahead, now) for claim in claims)
+        found = (self._need(name, claim, store, ahead.request, now) for claim in claims)
         needs = [need for need in found if need is not None]
         if not needs:
             return 0.0
@@ -197,9 +245,9 @@ class Forecast:
             _add(part, name, needs, self._allows)
         return _longest(needs)
 
-    def _need(self, name: str, claim: Claim, store: Store, ahead: _Ahead, now: float) -> _Need | None:
+    def _need(self, name: str, claim: Claim, store: Store, request: Request, now: float) -> _Need | None:
         """What lacks for a claim, and at which rate it comes; None where nothing is counted, or nobody is refused."""
-        queue, vip = ahead.queue, ahead.vip
+        queue = self._lanes.queues[request.lane]
         counter = store.get(claim.key)
         if counter is None or counter.shadow:
             return None
@@ -213,7 +261,7 @@ class Forecast:
             free = min(free, amount) if terms.smooth else free
         left = rate * (1.0 - self._owed_below(claim.key, terms.rank)) - self.demand.above(claim.key, terms.rank, now)
         left = max(left, max(terms.share, LEAST_SHARE) * rate)
-        kept = 1.0 if vip else self._not_vips(queue, claim.key, left, now)
+        kept = 1.0 if request.vip else self._not_vips(queue, claim.key, left, now)
         return _Need(claim.key, amount, free, kept * left, kept * terms.share * rate, pause_s)
 
     def _not_vips(self, queue: Queue, key: str, rate: float, now: float) -> float:
@@ -258,9 +306,8 @@ class _Ahead:
     """All that comes before one waiter, as far as that is the same at every upstream."""
 
     def __init__(self, lanes: Lanes, promises: Promises, waiter: Waiter, now: float) -> None:
-        request = waiter.request
+        self.request = request = waiter.request
         self.queue = queue = lanes.queues[request.lane]
-        self.vip = request.vip
         self._waiter = waiter
         self._now = now
         ranked = [other for other in lanes.queues.values() if other.rule.rank <= queue.rule.rank]
@@ -287,7 +334,7 @@ class _Ahead:
                 come = kept
             else:
                 come = kept * slot.back_within(wait_s(), self._now)
-            own = slot.by_tenant.get(self._waiter.request.tenant, {}) if mine else {}
+            own = slot.by_tenant.get(self.request.tenant, {}) if mine else {}
             own_share = 0.0 if self.queue.lifo else come * self._sooner(second)
             if not mine:
                 share = come
@@ -305,7 +352,7 @@ class _Ahead:
 
     def _counter_at_turn(self) -> float:
         """Where its tenant's counter will be when its turn comes."""
-        request, queue = self._waiter.request, self.queue
+        request, queue = self.request, self.queue
         tenant = queue.tenants.get(request.tenant)
         counter = queue.counters.entry(request.tenant, vip=request.vip) if tenant is None else tenant.counter
         if queue.lifo:
@@ -322,7 +369,7 @@ class _Ahead:
     def _shares(self) -> Iterator[tuple[Line, float]]:
         """Of each line of the lane the share that comes before the waiter."""
         for line in self.queue.lines.values():
-            own = line.flows.get(self._waiter.request.tenant)
+            own = line.flows.get(self.request.tenant)
             if own is not None and len(line.flows) == 1:
                 before = 0.0 if self.queue.lifo else own.cost_before(self._waiter)
                 yield line, before / own.backlog.cost
@@ -336,10 +383,10 @@ class _Ahead:
         others, vips = sum(o for o, _ in done), sum(v for _, v in done)
         all_vips, share = sum(v.total for _, _, v in curves), self.queue.rule.vip_share
         others_part = vips_part = 1.0
-        if self._waiter.request.vip:
+        if self.request.vip:
             others_part = min(1.0, vips * (1.0 - share) / (share * others)) if share * others else 1.0
         elif all_vips:
-            first = share / (1.0 - share) * (others + cost(self._waiter.request.size)) if share < 1 else inf
+            first = share / (1.0 - share) * (others + cost(self.request.size)) if share < 1 else inf
             vips_part = min(all_vips, max(vips, first)) / all_vips
             done = [(o, v.total) for (o, _), (_, _, v) in zip(done, curves, strict=True)]
         for (line, o, v), (other, vip) in zip(curves, done, strict=True):
@@ -376,7 +423,7 @@ class _Ahead:
 class _Need:
     """What has to come of one key before a waiter has what it claims of it."""
 
-    __slots__ = ("_amount", "_before", "_free", "_mine", "_own_rate", "_pause_s", "_rate", "key", "kind")
+    __slots__ = ("_amount", "_before", "_free", "_mine", "_own_rate", "_pause_s", "key", "kind", "rate")
 
     def __init__(self, key: str, amount: float, free: float, rate: float, own_rate: float, pause_s: float) -> None:
         """`free` is there now, the rest comes at `rate`; or all of the lane's own at `own_rate`, whoever else wants."""
@@ -385,7 +432,7 @@ class _Need:
         self._amount = amount
         self._before = self._mine = 0.0
         self._free = free
-        self._rate = rate
+        self.rate = rate
         self._own_rate = own_rate
         self._pause_s = pause_s
 
@@ -401,9 +448,9 @@ class _Need:
         missing = self._before + self._amount - self._free
         if missing <= EPSILON:
             return self._pause_s
-        wait = missing / self._rate if self._rate > 0 else inf
+        wait = missing / self.rate if self.rate > 0 else inf
         if self._own_rate > 0:
-            owed = max(0.0, -self._free) / self._rate + (self._mine + self._amount) / self._own_rate
+            owed = max(0.0, -self._free) / self.rate + (self._mine + self._amount) / self._own_rate
             wait = min(wait, owed)
         return max(wait, self._pause_s)
 

@@ -38,12 +38,12 @@ MARGIN_S = 5.0
 def _lanes() -> dict[str, LaneSettings]:
     return {
         "P0": LaneSettings(max_wait_s=4.0),
-        "P1": LaneSettings(max_wait_s=30.0, min_share=0.2, keep_free=0.1),
+        "P1": LaneSettings(max_wait_s=30.0, min_share=0.1, keep_free=0.2),
         "P2": LaneSettings(
             max_wait_s=110.0,
             when_busy=core.WhenBusy.HOLD,
             min_share=0.05,
-            keep_free=0.3,
+            keep_free=0.4,
             pacing=core.Pacing.SMOOTH,
         ),
     }

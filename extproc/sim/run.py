@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, repeat
 from math import inf
 
 from extproc.core.bucket import Slots, TokenBucket
@@ -37,8 +38,8 @@ from extproc.sim.work import MINUTE_S, Model
 
 __all__ = ["Setup", "models_of", "simulate", "slos_of"]
 
-FIRST_TOKEN_S = (5.0, 30.0)
-"""SLOs of the two best lanes, where the scenario does not say."""
+FIRST_TOKEN_S = (5.0, 60.0, 3600.0)
+"""SLOs where the scenario does not say: somebody watches, a program waits, batch work; lanes below as the last."""
 FILL_UP_S = 3600.0
 LOOK_S = 10.0
 
@@ -66,8 +67,8 @@ def simulate(setup: Setup) -> Outcome:
 def slos_of(scenario: Scenario, policy: Policy) -> dict[str, float]:
     """First token within so many seconds, by lane."""
     lanes = sorted(policy.lanes.values(), key=lambda lane: lane.rank)
-    usual = [*FIRST_TOKEN_S, *(lane.max_wait_s for lane in lanes[len(FIRST_TOKEN_S) :])]
-    return {lane.name: scenario.slo_s.get(lane.name, slo) for lane, slo in zip(lanes, usual, strict=False)}
+    usual = zip(lanes, chain(FIRST_TOKEN_S, repeat(FIRST_TOKEN_S[-1])), strict=False)
+    return {lane.name: scenario.slo_s.get(lane.name, slo_s) for lane, slo_s in usual}
 
 
 def models_of(settings: Settings, scenario: Scenario, model: str, loop: VirtualLoop, seed: int) -> dict[str, Model]:

@@ -37,7 +37,7 @@ def test_figures_are_printed_and_written(here):
     assert [(one["policy"], one["load"]) for one in written["outcomes"]] == [
         ("none", 0.5), ("tidegate", 0.5), ("none", 2.0), ("tidegate", 2.0),
     ]  # fmt: skip
-    assert written["slo_s"] == {"P0": 3.0, "P1": 30.0, "P2": 110.0}
+    assert written["slo_s"] == {"P0": 3.0, "P1": 60.0, "P2": 3600.0}
     assert "<title>t on openai</title>" in (here / "out.html").read_text()
 
 
