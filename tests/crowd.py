@@ -69,8 +69,8 @@ class Figures:
 class Client:
     """Of whom a crowd is made. sizes: input and output as estimated; used: share of the estimate that is really used.
 
-    holds_s: how long it holds what is held. persists: comes back whenever told, as often as told. bursts: it comes for so
-    many seconds, and not for so many.
+    holds_s: how long it holds what is held. persists: comes back whenever told, as often as told. bursts: it comes for
+    so many seconds, and not for so many.
     """
 
     lane: str
