@@ -21,10 +21,8 @@ import uvloop
 from extproc import tokens
 from extproc.admission import Admission
 from extproc.console import state
-from extproc.core.capacity import Seats
 from extproc.core.events import Event
 from extproc.core.identity import Directory
-from extproc.core.routing import slots_key
 from extproc.dispatch import Dispatch, Timing
 from extproc.handler import Handler
 from extproc.probes.canary import Canary, Target
@@ -194,12 +192,10 @@ class Service:
     async def _ramp(self) -> None:
         """Half the slots at first: answers that a former process let go may still be running, not yet heard of."""
         ramp_s = self.settings.service.restart_ramp_s
-        limits = {slots_key(u.name): u.concurrency for u in self.policy.upstreams.values() if u.concurrency}
         if ramp_s > 0:
-            await self.capacity.tune([Seats(key, max(1, limit // 2)) for key, limit in limits.items()])
+            await self.admission.pacing.hold_back(0.5, "just started")
             await asyncio.sleep(ramp_s)
-            await self.capacity.tune([Seats(key, limit) for key, limit in limits.items()])
-            self.limiter.kick()
+            await self.admission.pacing.hold_back(1.0, "no longer just started")
         await asyncio.Event().wait()
 
     def _save_levels(self) -> None:

@@ -49,6 +49,7 @@ def advice(settings: Settings) -> Iterator[str]:
     yield from _models(settings)
     yield from _engines(settings)
     yield from _prices(settings)
+    yield from _bounds(settings)
     if not settings.service.state_file:
         yield "note: service.state_file: not set, buckets start empty after a restart"
 
@@ -85,6 +86,14 @@ def _prices(settings: Settings) -> Iterator[str]:
         for name, upstream in settings.upstreams.items():
             if not upstream.prices and not upstream.owned:
                 yield f"note: upstreams.{name}.prices: not set, what it serves counts against nobody's dollars"
+
+
+def _bounds(settings: Settings) -> Iterator[str]:
+    for name, lane in settings.lanes.items():
+        for bound in ("max_requests", "max_tokens", "max_bytes"):
+            mine, all_lanes = getattr(lane, bound), getattr(settings.queue, bound)
+            if mine > all_lanes:
+                yield f"note: lanes.{name}.{bound}: {mine:,} is never reached, queue.{bound} is {all_lanes:,}"
 
 
 def _engines(settings: Settings) -> Iterator[str]:

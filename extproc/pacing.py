@@ -161,6 +161,11 @@ class Pacing:
         for key, pacer in self._pacers.items():
             await self._apply(key.split("/")[1], pacer.due(now))
 
+    async def hold_back(self, share: float, cause: str) -> None:
+        """Use only this share of all slots until told otherwise; what providers want of them goes on counting."""
+        for name, slots in self._slots.items():
+            await self._apply(name, slots.hold_back(share, cause))
+
     def state(self) -> dict[str, Any]:
         """What was heard of every counter, for the state page."""
         now = self._clock.time()

@@ -201,7 +201,7 @@ async def test_whether_a_prometheus_answers(answer: bytes, status: int, said: st
     assert [(said in f"{f.where}: {f.what}", f.wrong) for f in found] == ([(True, wrong)] if said else [])
 
 
-def settings(**engine: Any) -> Settings:
+def settings(lanes: dict[str, Any] | None = None, **engine: Any) -> Settings:
     """One engine that serves everything."""
     upstream = {"provider": "vllm", "url": "http://127.0.0.1:1", "owned": True, "concurrency": 9, **engine}
     raw = {
@@ -209,6 +209,8 @@ def settings(**engine: Any) -> Settings:
         "routes": [{"models": ["m"], "chain": ["e"]}],
         "service": {"state_file": "levels.json"},
     }
+    if lanes:
+        raw["lanes"] = lanes
     return parse(yaml.safe_dump(raw), "file", {})
 
 
@@ -289,3 +291,10 @@ def test_a_limit_in_dollars_without_prices_is_told(more: dict[str, Any], said: b
     lines = [line for line in advice(parse(yaml.safe_dump(raw), "test")) if "prices" in line]
     expected = ["note: upstreams.unknown.prices: not set, what it serves counts against nobody's dollars"]
     assert lines == (expected if said else [])
+
+
+def test_a_bound_that_is_never_reached_is_told() -> None:
+    """All lanes together may hold less than one of them."""
+    lanes = {"P0": {"max_requests": 30_000}, "P1": {"max_requests": 20_000}}
+    lines = [line for line in advice(settings(lanes=lanes)) if "lanes" in line]
+    assert lines == ["note: lanes.P0.max_requests: 30,000 is never reached, queue.max_requests is 20,000"]

@@ -413,6 +413,17 @@ def test_a_headerless_provider_is_paced_by_its_slots() -> None:
     assert desk.counter("gem/slots").limit == 10
 
 
+def test_a_cut_of_slots_outlasts_the_first_seconds_of_a_process() -> None:
+    """Half of them at first; afterwards what the provider wants still counts."""
+    desk = Desk()
+    asyncio.run(desk.pacing.hold_back(0.5, "just started"))
+    assert desk.counter("gem/slots").limit == 5
+    desk.hear("gem", desk.depart("gem"), 429, error="RESOURCE_EXHAUSTED/PerMinute", headers={"retry_after": "22.5s"})
+    assert desk.counter("gem/slots").limit == 5
+    asyncio.run(desk.pacing.hold_back(1.0, "no longer just started"))
+    assert desk.counter("gem/slots").limit == 8
+
+
 def test_a_day_that_is_spent_is_asked_again_after_minutes() -> None:
     """The wait that such an error tells is misleading; until an answer comes a single request tries it."""
     desk = Desk()

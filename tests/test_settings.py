@@ -67,6 +67,15 @@ def plain(**upstream: Any) -> str:
         ("lanes: {P0: {when_busy: wait}}", "lanes.P0.when_busy: Input should be 'spill' or 'hold'"),
         ("lanes: {P0: {spill_after_s: .inf}}", "lanes.P0.spill_after_s: Input should be a finite number"),
         ("lanes: {'a b': {}}", "lanes.a b: String should match pattern '^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$'"),
+        (
+            "lanes: {P0: {order: edf, lifo_above: 0.5}}",
+            "lanes.P0: order edf and lifo_above say two things of whose turn",
+        ),
+        (
+            "lanes: {P0: {}, P1: {min_share: 0.5, keep_free: 0.6}}",
+            "lanes.P1: min_share 0.5 cannot be had while keep_free",
+        ),
+        ("tenants: {x: {tpm: 5, shadow: [rpm]}}", "tenants.x.shadow: rpm is not set, so there is nothing to watch"),
         ("lanes: {P0: {max_wait_s: 901}}", "lanes.P0.max_wait_s: 901 s is longer than a synchronous wait may be"),
         (
             "gateway: {max_message_timeout_s: 114}",

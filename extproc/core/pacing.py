@@ -141,6 +141,7 @@ class Brakes:
         self.limit = limit
         self.brake = Brake()
         self._set = limit
+        self._share = 1.0
 
     def pause(self, seconds: float, cause: str) -> list[Move]:
         """Take nothing for so long, and no more than the brake allows afterwards."""
@@ -149,7 +150,8 @@ class Brakes:
 
     def due(self, cause: str = "recovering") -> list[Move]:
         """Slots as the brake allows them now."""
-        limit = max(1.0, float(int(self.limit * self.brake.factor))) if isfinite(self.limit) else self.limit
+        share = min(self._share, self.brake.factor)
+        limit = max(1.0, float(int(self.limit * share))) if isfinite(self.limit) else self.limit
         if limit == self._set:
             return []
         before, self._set = self._set, limit
@@ -158,6 +160,11 @@ class Brakes:
     def lift(self, limit: float, cause: str) -> list[Move]:
         """Another number of slots when nothing is wrong."""
         self.limit = limit
+        return self.due(cause)
+
+    def hold_back(self, share: float, cause: str) -> list[Move]:
+        """Use no more than this share of them, whatever else is right."""
+        self._share = share
         return self.due(cause)
 
     def state(self, now: float) -> dict[str, Any]:

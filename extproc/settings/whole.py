@@ -178,6 +178,9 @@ class Settings(Section):
             for lane in (*tenant.lanes, *((tenant.default_lane,) if tenant.default_lane else ())):
                 if lane not in self.lanes:
                     yield f"tenants.{name}.lanes: unknown lane {lane!r}; known: {', '.join(self.lanes)}"
+            for limit in tenant.shadow:
+                if not getattr(tenant, limit):
+                    yield f"tenants.{name}.shadow: {limit} is not set, so there is nothing to watch"
             if tenant.default_lane and tenant.lanes and tenant.default_lane not in tenant.lanes:
                 yield f"tenants.{name}.default_lane: {tenant.default_lane!r} is not among its lanes"
             for digest in tenant.key_sha256:
@@ -196,6 +199,11 @@ class Settings(Section):
         promised = sum(lane.min_share for lane in self.lanes.values())
         if promised > 1:
             yield f"lanes: the min_shares add up to {promised:g}, which is more than there is"
+        for name, lane in self.lanes.items():
+            if lane.order is core.Order.EDF and lane.lifo_above is not None:
+                yield f"lanes.{name}: order edf and lifo_above say two things of whose turn it is"
+            if lane.keep_free + lane.min_share > 1:
+                yield f"lanes.{name}: min_share {lane.min_share:g} cannot be had while keep_free is {lane.keep_free:g}"
         for name, upstream in self.upstreams.items():
             for lane in upstream.kv.lanes if upstream.kv else ():
                 if lane not in self.lanes:

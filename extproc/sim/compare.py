@@ -92,6 +92,8 @@ def compare(options: Options, say: Callable[[str], None]) -> Comparison:
         for jobs in [_at(load, options, recorded, mixes, model, capacity)]
         for name in options.policies
     ]
+    if problems := sorted({problem for setup in setups for problem in _beyond_the_end(setup)}):
+        raise SettingsError([f"scenario: {problem}" for problem in problems])
     outcomes, took_s = _all(setups, options.workers, say)
     return Comparison(
         assumed=list(_assumed(options, model, recorded, capacity)),
@@ -101,6 +103,15 @@ def compare(options: Options, say: Callable[[str], None]) -> Comparison:
         faults=[fault.model_dump(mode="json") | {"by": fault.factor} for fault in options.scenario.faults],
         took_s=took_s,
     )
+
+
+def _beyond_the_end(setup: Setup) -> Iterator[str]:
+    """Faults that nobody would notice."""
+    end_s = max(job.at_s for job in setup.jobs)
+    for fault in setup.scenario.faults:
+        if fault.at_s > end_s:
+            load = "" if setup.load is None else f" at load {setup.load:g}"
+            yield f"fault {fault.kind} {fault.upstream} at {fault.at_s:g}: the traffic{load} ends at {end_s:,.0f} s"
 
 
 def _model(options: Options) -> str:

@@ -479,6 +479,15 @@ def test_slots_are_paused_and_cut_where_no_tokens_are_counted():
     assert [move.tuning for move in free.pause(3.0, "429")] == [Pause("upstream/a/slots", 3.0)]
 
 
+def test_slots_that_are_held_back_stay_cut_where_they_are_cut_further():
+    """Of two shares the smaller counts."""
+    brakes = Brakes("upstream/a/slots", 10.0)
+    assert [move.tuning for move in brakes.hold_back(0.5, "just started")] == [Seats("upstream/a/slots", 5.0)]
+    brakes.brake.exhausted(T, T, None)
+    assert [move.tuning for move in brakes.pause(0.0, "day")] == [Seats("upstream/a/slots", 1.0)]
+    assert brakes.hold_back(1.0, "later") == []
+
+
 def test_slots_that_stood_for_unknown_limits_are_lifted():
     """Once limits are known."""
     brakes = Brakes("upstream/a/slots", 4.0)

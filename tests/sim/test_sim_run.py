@@ -15,7 +15,7 @@ from extproc.sim.capacity import capacities
 from extproc.sim.compare import Options, compare
 from extproc.sim.outcome import Outcome
 from extproc.sim.policies import PolicyName, policy_of
-from extproc.sim.scenario import Behaviour, Scenario, changed
+from extproc.sim.scenario import Behaviour, Scenario, changed, read_fault
 from extproc.sim.table import data
 from extproc.sim.trace import TraceError
 from tests.sim.worlds import BOTH, ENGINE, PROVIDER, job, trace
@@ -220,6 +220,10 @@ def test_policies_differ_from_the_config_only_in_what_they_are_about():
         ({"trace": None}, "nothing to simulate"),
         ({"model": "unknown"}, "--model"),
         ({"scenario": Scenario(slo_s={"P9": 1})}, "scenario: slo_s: lane 'P9'"),
+        (
+            {"scenario": Scenario(faults=[read_fault("outage openai at 9999 for 1")])},
+            "fault outage openai at 9999: the",
+        ),
     ],
 )
 def test_what_cannot_be_simulated_is_said(tmp_path, changes, said):
