@@ -128,6 +128,7 @@ class Settings(Section):
         yield from self._tenant_problems()
         yield from self._anybody_problems()
         yield from self._lane_problems()
+        yield from self._turn_problems()
         yield from self._wait_problems()
         if self.other_endpoints and self.other_endpoints not in self.upstreams:
             yield f"other_endpoints: unknown upstream {self.other_endpoints!r}"
@@ -199,15 +200,17 @@ class Settings(Section):
         promised = sum(lane.min_share for lane in self.lanes.values())
         if promised > 1:
             yield f"lanes: the min_shares add up to {promised:g}, which is more than there is"
+        for name, upstream in self.upstreams.items():
+            for lane in upstream.kv.lanes if upstream.kv else ():
+                if lane not in self.lanes:
+                    yield f"upstreams.{name}.kv.lanes: unknown lane {lane!r}; known: {', '.join(self.lanes)}"
+
+    def _turn_problems(self) -> Iterator[str]:
         for name, lane in self.lanes.items():
             if lane.order is core.Order.EDF and lane.lifo_above is not None:
                 yield f"lanes.{name}: order edf and lifo_above say two things of whose turn it is"
             if lane.keep_free + lane.min_share > 1:
                 yield f"lanes.{name}: min_share {lane.min_share:g} cannot be had while keep_free is {lane.keep_free:g}"
-        for name, upstream in self.upstreams.items():
-            for lane in upstream.kv.lanes if upstream.kv else ():
-                if lane not in self.lanes:
-                    yield f"upstreams.{name}.kv.lanes: unknown lane {lane!r}; known: {', '.join(self.lanes)}"
 
     def _wait_problems(self) -> Iterator[str]:
         for name, lane in self.lanes.items():
