@@ -134,10 +134,13 @@ class Dispatch:
 
 def _facts(request: Request) -> Mapping[str, str | float]:
     """What a departure says of itself for later records."""
-    return {
+    facts: dict[str, str | float] = {
         "tenant": request.tenant,
         "lane": request.lane,
         "model": request.model,
         "session": request.session.id,
         "reserved": float(request.size.total),
     }
+    if request.capped:
+        facts["cap"] = float(request.size.output)
+    return facts

@@ -5,8 +5,9 @@ one provider and a per-minute limit at another. Rows are tried from top to botto
 `generic` ones; a row matches when each of its fields does. `kind` and `code` are patterns (`*` for anything), so that
 a quota id such as `...PerDay...` can be told from `...PerMinute...`.
 
-An error may come under status 200, in the first event of a stream: then its kind decides. Deliberately not here: what
-is done about a class, and how kind and code are found in a body.
+An error may come under status 200, in the first event of a stream: then its kind decides. The same rows are rendered
+into Envoy's filter (`render/lua/upstream.lua`), which finds kind and code in a body and decides whether a caller may
+see it. Deliberately not here: what is done about a class.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-__all__ = ["TABLE", "ErrorClass", "Row", "classify"]
+__all__ = ["TABLE", "ErrorClass", "Row", "classify", "rows_of"]
 
 
 class ErrorClass(StrEnum):
@@ -60,6 +61,8 @@ _OPENAI = (
     Row(0, "*", "server_is_overloaded", _OVERLOAD),
     Row(0, "*", "invalid_api_key", _CREDENTIAL),
     Row(0, "*", "unsupported_country_region_territory", _CREDENTIAL),
+    Row(0, "*", "invalid_organization", _CREDENTIAL),
+    Row(0, "*", "ip_not_authorized", _CREDENTIAL),
 )
 
 TABLE: dict[str, tuple[Row, ...]] = {
@@ -70,15 +73,14 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(0, "*", "429", _PACE),  # Azure writes the status as the code
         Row(0, "*", "too_many_requests", _PACE),
         Row(0, "*", "ServiceUnavailable", _OVERLOAD),
-        Row(0, "*", "content_filter", _CLIENT),
         Row(404, "*", "DeploymentNotFound", _CREDENTIAL),  # our deployment's name, not the client's model
         *_OPENAI,
     ),
     "anthropic": (
         Row(0, "*", "enforced_spend_limit_reached", _TERMINAL),
         Row(0, "billing_error", "*", _TERMINAL),
-        Row(400, "*", "credit_balance_too_low", _TERMINAL),
-        Row(400, "*", "spend_limit_reached", _TERMINAL),
+        Row(0, "*", "credit_balance_too_low", _TERMINAL),  # these two are what our filter reads in a message
+        Row(0, "*", "spend_limit_reached", _TERMINAL),
         Row(0, "rate_limit_error", "*", _PACE),
         Row(0, "overloaded_error", "*", _OVERLOAD),
         Row(0, "api_error", "*", _OVERLOAD),
@@ -92,6 +94,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "gemini": (
         Row(0, "*", "*PerDay*", _TERMINAL),
         Row(0, "*PerDay*", "*", _TERMINAL),
+        Row(429, "*", "credit_balance_too_low", _TERMINAL),  # what was paid in advance is used up
         Row(0, "RESOURCE_EXHAUSTED", "*", _PACE),
         Row(0, "UNAVAILABLE", "*", _OVERLOAD),
         Row(0, "INTERNAL", "*", _OVERLOAD),
@@ -131,7 +134,12 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(0, "ServiceUnavailableException", "*", _OVERLOAD),
         Row(0, "ModelNotReadyException", "*", _OVERLOAD),
         Row(0, "ModelTimeoutException", "*", _OVERLOAD),
-        Row(0, "modelStreamErrorException", "*", _OVERLOAD),
+        Row(0, "InternalServerException", "*", _OVERLOAD),
+        Row(0, "ModelErrorException", "*", _OVERLOAD),
+        Row(0, "ModelStreamErrorException", "*", _OVERLOAD),
+        Row(0, "modelStreamErrorException", "*", _OVERLOAD),  # its name in a stream
+        Row(0, "UnrecognizedClientException", "*", _CREDENTIAL),
+        Row(0, "ExpiredTokenException", "*", _CREDENTIAL),
         Row(0, "AccessDeniedException", "*", _CREDENTIAL),
         Row(0, "ValidationException", "*", _CLIENT),
     ),
@@ -140,16 +148,38 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(0, "dynamic_token_limited", "*", _PACE),
         Row(402, "*", "*", _TERMINAL),
     ),
+    "groq": (
+        Row(413, "*", "rate_limit_exceeded", _CLIENT),  # larger than a minute's tokens: waiting would not help
+        Row(498, "*", "*", _OVERLOAD),  # no room on the flexible tier
+        Row(0, "*", "blocked_api_access", _TERMINAL),  # our own spend limit
+        Row(0, "*", "organization_restricted", _CREDENTIAL),
+    ),
+    "mistral": (
+        Row(0, "service_tier_capacity_exceeded", "*", _OVERLOAD),  # under 429
+    ),
+    "cerebras": (
+        Row(0, "*", "queue_exceeded", _OVERLOAD),  # under 429
+    ),
+    "xai": (
+        Row(0, "*", "credit_balance_exhausted", _TERMINAL),  # under 403, in a message
+    ),
     "scaleway": (
         Row(429, "*", "*", _PACE),  # its "INSUFFICIENT QUOTA" is a limit per minute
     ),
     "generic": (
+        Row(0, "*", "content_filter", _CLIENT),
+        Row(0, "*", "content_policy_violation", _CLIENT),
         Row(0, "insufficient_quota", "*", _TERMINAL),
         Row(0, "*", "insufficient_quota", _TERMINAL),
         Row(402, "*", "*", _TERMINAL),
-        Row(400, "*", "credit_balance_too_low", _TERMINAL),  # these three are what our filter read in a message
+        Row(0, "billing_error", "*", _TERMINAL),
+        Row(0, "*", "enforced_spend_limit_reached", _TERMINAL),
+        Row(400, "*", "credit_balance_too_low", _TERMINAL),  # these four are what our filter read in a message
         Row(400, "*", "spend_limit_reached", _TERMINAL),
         Row(400, "*", "API_KEY_INVALID", _CREDENTIAL),
+        Row(0, "*", "invalid_api_key", _CREDENTIAL),
+        Row(0, "authentication_error", "*", _CREDENTIAL),
+        Row(0, "permission_error", "*", _CREDENTIAL),
         Row(429, "*", "*", _PACE),
         Row(401, "*", "*", _CREDENTIAL),
         Row(403, "*", "*", _CREDENTIAL),
@@ -173,7 +203,13 @@ def classify(provider: str, status: int, kind: str = "", code: str = "") -> Erro
     kind, code = kind.removeprefix("-"), code.removeprefix("-")
     if status < 400 and not kind and not code:  # noqa: PLR2004
         return ErrorClass.NONE
-    for row in (*TABLE.get(provider, ()), *TABLE["generic"]):
+    for row in rows_of(provider):
         if row.matches(status, kind, code):
             return row.means
     return _CLIENT if 400 <= status < 500 else _OVERLOAD  # noqa: PLR2004
+
+
+def rows_of(provider: str) -> tuple[Row, ...]:
+    """The rows that are tried for a provider, in their order. An unknown one has the generic rows only."""
+    own = TABLE.get(provider, ()) if provider != "generic" else ()
+    return (*own, *TABLE["generic"])

@@ -6,23 +6,57 @@ front of what uses them.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from importlib import resources
 
-from extproc.settings import UpstreamSettings
+from extproc.dialects.errors import Row, rows_of
+from extproc.settings import Settings
 
 __all__ = ["tail_script", "upstream_script"]
 
 
 def tail_script() -> str:
     """What reads the end of a streamed answer."""
-    return _joined("json", "usage", "tail")
+    return _joined("json", "usage", "content", "tail")
 
 
-def upstream_script(name: str, upstream: UpstreamSettings) -> str:
+def upstream_script(settings: Settings, name: str) -> str:
     """What fits a request to one upstream, and reads its answer."""
-    owned = "true" if upstream.owned else "false"
-    own = f"local SELF = {{ name = {_quoted(name)}, prefix = {_quoted(upstream.path)}, owned = {owned} }}\n\n"
-    return own + _joined("json", "usage", "upstream")
+    upstream = settings.upstreams[name]
+    own = {
+        "name": _quoted(name),
+        "prefix": _quoted(upstream.path),
+        "owned": "true" if upstream.owned else "false",
+        "wider": _table(f"[{_quoted(other)}] = true" for other in _wider(settings, name)),
+    }
+    known = f"local SELF = {_table(f'{key} = {value}' for key, value in own.items())}\n"
+    rows = ",\n  ".join(map(_row, rows_of(upstream.provider)))
+    return f"{known}local ROWS = {{\n  {rows},\n}}\n\n" + _joined("json", "usage", "content", "upstream")
+
+
+def _wider(settings: Settings, name: str) -> Iterator[str]:
+    """Who may take what is too long for this upstream; where a window is not known, it may."""
+    own = settings.upstreams[name].window
+    for other, upstream in settings.upstreams.items():
+        if other != name and (own is None or upstream.window is None or upstream.window > own):
+            yield other
+
+
+def _row(row: Row) -> str:
+    return f'{{ {row.status}, {_pattern(row.kind)}, {_pattern(row.code)}, "{row.means}" }}'
+
+
+def _pattern(text: str) -> str:
+    """A Lua pattern for what a row writes with `*`."""
+    if text == "*":
+        return _quoted("")
+    return _quoted("^" + re.sub(r"[^\w*]", r"%\g<0>", text).replace("*", ".*") + "$")
+
+
+def _table(items: Iterator[str]) -> str:
+    inside = ", ".join(items)
+    return f"{{ {inside} }}" if inside else "{}"
 
 
 def _joined(*names: str) -> str:

@@ -5,6 +5,7 @@ Metadata that the service writes at admission, namespace `llm.route` (all string
     ticket        id of the admitted flight; its presence is what "admitted" means to the routes
     priority_groups  [{name: upstream}, ...]: the order of this request
     tenant, lane, model, session, reserved  what else a reader of the access log may want to know
+    cap           number: output tokens that the caller allowed; absent where it named none
     path          original path and query, `/v1/...`; absent for canaries
     dialect       "openai" or "anthropic"
     stream        bool: a stream whose first token is due within `timeouts.stall_s`; silence as long as that ends it

@@ -49,7 +49,7 @@ def secrets(settings: Settings) -> list[Data]:
 def upstream_filters(settings: Settings, name: str) -> list[Data]:
     """The HTTP filters of one upstream's cluster."""
     upstream = settings.upstreams[name]
-    script = source(upstream_script(name, upstream))
+    script = source(upstream_script(settings, name))
     return [
         *_own_key(name, upstream),
         extension(

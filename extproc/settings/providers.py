@@ -77,6 +77,8 @@ PROVIDERS: dict[str, Provider] = {
     "cerebras": Provider("https://api.cerebras.ai", accounting=_UPFRONT),
     "xai": Provider("https://api.x.ai"),
     "digitalocean": Provider("https://inference.do-ai.run"),
+    "scaleway": Provider("https://api.scaleway.ai"),
+    "bedrock": Provider(None, path="/openai/v1", accounting=_UPFRONT),
     "vllm": Provider(None, priority_sign=-1, metrics=_VLLM),
     "sglang": Provider(None, priority_sign=1, metrics=_SGLANG),
     "compatible": Provider(None, accounting=_UPFRONT),

@@ -10,7 +10,10 @@ import pytest
 from extproc.settings import Settings
 from tests.render.rig import Envoy, Loop, Upstream, admit_by_header, answer, settings_of, upstream
 
-COMPLETE = {"choices": [{"finish_reason": "stop"}], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
+COMPLETE = {
+    "choices": [{"message": {"content": "a"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 4},
+}
 
 
 @pytest.fixture(scope="session")

@@ -86,3 +86,43 @@ function run(respond, headers, route, chunks, ending)
   end
   return sent, tail, writes, logged, headers
 end
+
+-- Headers that can be listed as well, as those of an answer on its way back are.
+local function listed(values)
+  local methods = {
+    get = function(_, name) return values[name] end,
+    remove = function(_, name) values[name] = nil end,
+    replace = function(_, name, value) values[name] = value end,
+  }
+  local shown = {}
+  for name, value in pairs(values) do shown[name] = value end
+  return setmetatable(shown, { __index = methods })
+end
+
+-- Calls `respond`, an `envoy_on_response` of one attempt, with an answer that is whole. Its headers are changed in place.
+-- Returns the metadata by namespace.
+function attempt(respond, headers, route, body)
+  local written = { ["llm.tail"] = {}, ["llm.limits"] = {} }
+  local handle = {}
+  function handle:headers() return listed(headers) end
+  function handle:logErr(text) error(text, 0) end
+  function handle:body()
+    if body == "" then return nil end
+    return {
+      length = function() return #body end,
+      getBytes = function(_, at, n) return body:sub(at + 1, at + n) end,
+    }
+  end
+  function handle:streamInfo()
+    return {
+      dynamicMetadata = function()
+        return {
+          get = function(_, space) if space == "llm.route" then return route end return written[space] end,
+          set = function(_, space, key, value) written[space][key] = value end,
+        }
+      end,
+    }
+  end
+  respond(handle)
+  return written
+end

@@ -40,6 +40,8 @@ class Stream:
     hide: bool
     data: bytes
     chunks: list[bytes] = field(default_factory=list)
+    cap: int | None = None
+    """Output tokens that the caller allowed."""
 
 
 def make(chance: random.Random) -> Stream:
@@ -47,7 +49,11 @@ def make(chance: random.Random) -> Stream:
     kind = chance.choice(["chat", "chat", "responses", "anthropic"])
     events = {"chat": _chat, "responses": _responses, "anthropic": _anthropic}[kind](chance)
     writer = _Writer(chance)
-    data = b"".join(writer.event(name, payload) for name, payload in events)
+    written = [writer.event(name, payload) for name, payload in events]
+    if chance.random() < 0.1 and written:
+        place = chance.randrange(len(written))
+        written[place] = _broken(written[place])
+    data = b"".join(written)
     roll = chance.random()
     if roll < 0.15:
         data = data[: chance.randrange(len(data) + 1)]
@@ -55,8 +61,18 @@ def make(chance: random.Random) -> Stream:
         data = re.sub(rb"[\r\n]+\Z", chance.choice([b"", b"\n", b"\r\n"]), data)
     dialect = "anthropic" if kind == "anthropic" else "openai"
     stream = Stream(dialect, kind == "chat" and chance.random() < 0.6, data)
+    stream.cap = chance.choice([None, 10, 100, 10_000])
     stream.chunks = _cut(chance, data)
     return stream
+
+
+def _broken(event: bytes) -> bytes:
+    """An event whose JSON was cut, not exactly behind a brace."""
+    body = event.rstrip()
+    end = event[len(body) :]
+    while body.endswith(b"}"):
+        body = body[:-1].rstrip()
+    return body.rstrip(b"\\") + end
 
 
 def _cut(chance: random.Random, data: bytes) -> list[bytes]:
@@ -129,7 +145,9 @@ def _chat(chance: random.Random) -> list[tuple[str | None, Data | str]]:
     running = chance.random() < 0.1
     events: list[tuple[str | None, Data | str]] = []
     for i in range(chance.choice([0, 1, 3, 12])):
-        delta: Data = {"content": _text(chance)}
+        delta: Data = {"role": "assistant", "content": _text(chance)}
+        if chance.random() < 0.1:
+            delta = {chance.choice(["reasoning_content", "refusal"]): _text(chance), "content": None}
         if chance.random() < 0.1:
             delta["tool_calls"] = [{"index": 0, "function": {"arguments": json.dumps(_deep(chance))}}]
         if chance.random() < 0.05:
@@ -160,7 +178,9 @@ def _chat(chance: random.Random) -> list[tuple[str | None, Data | str]]:
 
 
 def _openai_usage(chance: random.Random, out: int) -> Data:
-    usage: Data = {"prompt_tokens": chance.randrange(1000), "completion_tokens": out, "total_tokens": 5}
+    usage: Data = {"prompt_tokens": chance.randrange(1000), "completion_tokens": out}
+    if chance.random() < 0.7:
+        usage["total_tokens"] = usage["prompt_tokens"] + out + chance.choice([0, 0, 7])
     if chance.random() < 0.5:
         usage["prompt_tokens_details"] = {"cached_tokens": chance.randrange(100), "audio_tokens": 0}
         usage["completion_tokens_details"] = {"reasoning_tokens": chance.randrange(100)}
@@ -230,6 +250,7 @@ class Reference:
         self.stream = stream
         self.notes: Data = {}
         self.events = 0
+        self.says = False
 
     def whole_events(self, data: bytes) -> tuple[bytes, bytes]:
         """What may go on of the events that are complete in `data`, and the rest."""
@@ -240,32 +261,46 @@ class Reference:
             event = data[pos : boundary.end()]
             pos = boundary.end()
             self.events += not event.startswith(b":")
-            out += b"" if self._read(event) else event
+            out += b"" if self._read(event, ended=True) else event
         return out, data[pos:]
 
     def last_words(self, rest: bytes, cut: bytes) -> bytes:
         """What follows after the end."""
-        hidden = bool(rest) and self._read(rest)
+        hidden = bool(rest) and self._read(rest, ended=False)
         out = b"" if hidden else rest
         if self.events:
             self.notes["events"] = self.events
         if self.notes.keys() & {"finish", "done", "error"}:
+            if "error" not in self.notes and (bad := self._fault()):
+                self.notes.setdefault("bad", bad)
             return out
         self.notes["cut"] = "1"
         return out + (b"\n\n" if out else b"") + cut
 
-    def _read(self, event: bytes) -> bool:
+    def _fault(self) -> str | None:
+        finish, out = self.notes.get("finish"), self.notes.get("out")
+        if not self.says and finish in (None, "stop", "end_turn", "completed") and not self.notes.get("reasoning"):
+            return "empty"
+        capped = finish in ("length", "max_tokens", "max_output_tokens") and self.stream.cap and out is not None
+        return "short" if capped and out < 4096 and out * 2 < self.stream.cap else None
+
+    def _read(self, event: bytes, *, ended: bool) -> bool:
         """Notes an event; True where it is to be hidden."""
         lines = [line[5:].removeprefix(b" ") for line in re.split(rb"[\r\n]+", event) if line.startswith(b"data:")]
         text = b"\n".join(lines)
         if text.strip().startswith(b"[DONE]"):
             self.notes["done"] = "1"
             return False
+        if not text.strip():
+            return False
         try:
             data = json.loads(text)
         except ValueError:
+            if ended:
+                self.notes["bad"] = "json"
             return False
         self._note(data)
+        self.says = self.says or _says(data)
         usage_only = isinstance(data.get("usage"), dict) and data.get("choices") == []
         return usage_only and self.stream.hide
 
@@ -308,8 +343,23 @@ class Reference:
             return
         for name, key in NAMES.items():
             most(key, usage.get(name))
+        if "total_tokens" in usage and "prompt_tokens" in usage:
+            most("out", usage["total_tokens"] - usage["prompt_tokens"])
         for name, inner, key in INNER:
             most(key, (usage.get(name) or {}).get(inner))
+
+
+def _says(data: Data) -> bool:
+    """Whether an event has something for a reader: anything in a delta but its role and type."""
+    for choice in data.get("choices") or ():
+        if any(value for key, value in choice["delta"].items() if key != "role"):
+            return True
+    delta, kind = data.get("delta"), data.get("type", "")
+    if kind == "content_block_delta":
+        return any(value for key, value in delta.items() if key != "type")
+    if kind.startswith("response.") and isinstance(delta, str):
+        return bool(delta)
+    return False
 
 
 NAMES = {

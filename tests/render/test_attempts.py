@@ -288,7 +288,7 @@ def test_an_attempt_without_headers_in_time_goes_on(gateway: Envoy, ups: Ups) ->
 
 def test_whole_answers_may_be_silent(gateway: Envoy, ups: Ups) -> None:
     """A JSON answer is silent until it is there; the stall of streams, here 0.5 s, does not count for it."""
-    ups["a"].reply = Reply(body=json.dumps({"choices": []}).encode(), delay_s=1.2)
+    ups["a"].reply = Reply(body=json.dumps({"choices": [{"text": "a"}]}).encode(), delay_s=1.2)
     assert send(gateway, "a", "b").get("x-tidegate-upstream") == "a"
 
 

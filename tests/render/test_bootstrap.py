@@ -128,7 +128,9 @@ def test_names_cannot_escape_into_scripts() -> None:
     url = "http://a/x%22]]%20--\\\"\u00e9'"
     script = _scripts(bootstrap(settings_of("", a=upstream(1, url=url))))[0]
     first = script.splitlines()[0]
-    assert first == 'local SELF = { name = "a", prefix = "/x%22]]%20--\\092\\034\\195\\169\'", owned = false }'
+    assert (
+        first == 'local SELF = { name = "a", prefix = "/x%22]]%20--\\092\\034\\195\\169\'", owned = false, wider = {} }'
+    )
 
 
 def _scripts(config: Data) -> list[str]:

@@ -2,63 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
-from lupa import luajit21
 
 from extproc.render.lua import tail_script
-from tests.render.streams import LIMIT, Data, Reference, Stream, make
+from tests.render.scripts import Ran, Tail
+from tests.render.streams import LIMIT, Reference, Stream, make
 
 CASES = 4000
 CUT = {"openai": b'data: {"error": {', "anthropic": b"event: error\ndata: {"}
-
-
-class Tail:
-    """The script in a Lua state of its own."""
-
-    def __init__(self, script: str = tail_script()) -> None:
-        self._lua = luajit21.LuaRuntime(encoding=None)
-        self._lua.execute(Path(__file__).with_name("stand_in.lua").read_bytes())
-        self._lua.execute(script.encode())
-        self._run, self._respond = self._lua.globals()[b"run"], self._lua.globals()[b"envoy_on_response"]
-
-    def run(
-        self, stream: Stream, *, route: Data | None = None, ending: str = "data", headers: Data | None = None
-    ) -> Ran:
-        """Play a stream; `route` is what admission wrote."""
-        if route is None:
-            route = {"ticket": "t", "dialect": stream.dialect, "hide_usage": stream.hide}
-        names = {":status": "200", "content-type": "text/event-stream", **(headers or {})}
-        lua = self._lua
-        sent, tail, writes, logged, left = self._run(
-            self._respond, self._table(names), self._table(route), lua.table_from(stream.chunks), ending.encode()
-        )
-        notes = {key.decode(): _plain(value) for key, value in tail.items()}
-        return Ran(list(sent.values()), notes, writes, list(logged.values()), {key.decode() for key in left})
-
-    def _table(self, values: Data) -> Any:
-        return self._lua.table_from({k.encode(): v.encode() if isinstance(v, str) else v for k, v in values.items()})
-
-
-class Ran:
-    """What came of a run."""
-
-    def __init__(
-        self, sent: list[bytes], notes: dict[str, Any], writes: int, logged: list[bytes], headers: set[str]
-    ) -> None:
-        self.sent = sent
-        self.notes = notes
-        self.writes = writes
-        self.logged = logged
-        self.headers = headers
-        self.out = b"".join(sent)
-
-
-def _plain(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +21,8 @@ def tail() -> Tail:
     return Tail()
 
 
-def text(*chunks: bytes, hide: bool = False, dialect: str = "openai") -> Stream:
-    return Stream(dialect, hide, b"".join(chunks), list(chunks))
+def text(*chunks: bytes, hide: bool = False, dialect: str = "openai", cap: int | None = None) -> Stream:
+    return Stream(dialect, hide, b"".join(chunks), list(chunks), cap)
 
 
 def test_random_streams_come_out_as_the_reference_says(tail: Tail) -> None:
@@ -140,7 +95,7 @@ def test_usage_on_a_chunk_with_choices_is_noted_and_kept(tail: Tail) -> None:
     )
     ran = tail.run(text(chunk, DONE, hide=True))
     assert ran.out == chunk + DONE
-    assert ran.notes == {"in": 3, "out": 0, "finish": "stop", "done": "1", "events": 2}
+    assert ran.notes == {"in": 3, "out": 0, "finish": "stop", "done": "1", "events": 2, "bad": "empty"}
 
 
 def test_usage_is_shown_to_those_who_asked(tail: Tail) -> None:
@@ -211,7 +166,7 @@ def test_lines_that_end_in_a_bare_cr_pass_unread(tail: Tail, hide: bool) -> None
 def test_a_failure_of_the_script_loses_nothing(hide: bool) -> None:  # noqa: FBT001
     """Whatever is held goes on, in order, and so does the rest."""
     broken = tail_script().replace(
-        "local function read(event, notes)\n", "local function read(event, notes)\n  error('x')\n"
+        "local function read(state, event, ended)\n", "local function read(state, event, ended)\n  error('x')\n"
     )
     assert broken != tail_script()
     chunks = [WORD, USAGE[:20], USAGE[20:] + WORD, DONE, b"more", b""]
@@ -249,3 +204,125 @@ def test_words_are_fit_for_headers_and_labels(tail: Tail) -> None:
     kind, _, code = tail.run(text(error)).notes["error"].partition("/")
     assert (len(kind), code) == (64, "-32000")
     assert kind.startswith("a_b_n___x")
+
+
+# ------------------------------------------------------------------------------------------- bad answers
+
+
+def chat(**choice: Any) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": {}, **choice}]}).encode() + b"\n\n"
+
+
+def named(kind: str, **members: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **members})}\n\n".encode()
+
+
+ROLE = chat(delta={"role": "assistant", "content": "", "refusal": None})
+STOP = chat(finish_reason="stop")
+BLOCK = {"index": 0, "content_block": {"type": "text", "text": ""}}
+END_TURN = named("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 2})
+SHELL = {"id": "r", "status": "completed", "output": []}
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [ROLE, STOP, DONE],
+        [DONE],
+        [chat(text=""), STOP, DONE],
+        [ROLE, chat(delta={"content": None, "tool_calls": []}), STOP],
+        [named("message_start", message={"content": []}), named("content_block_start", **BLOCK), END_TURN],
+        [named("response.created", response=SHELL), named("response.completed", response=SHELL)],
+    ],
+)
+def test_a_whole_answer_that_says_nothing_is_empty(tail: Tail, chunks: list[bytes]) -> None:
+    """In each dialect; it goes on all the same, as it came."""
+    ran = tail.run(text(*chunks))
+    assert (ran.notes["bad"], ran.out) == ("empty", b"".join(chunks))
+
+
+TOOL = [{"index": 0, "function": {"name": "f", "arguments": ""}}]
+SAYING = [
+    [chat(delta={"content": "a"}), STOP],
+    [chat(text="a"), STOP],
+    [chat(delta={"reasoning_content": "hm"}), STOP],
+    [chat(delta={"refusal": "no"}), STOP],
+    [chat(delta={"tool_calls": TOOL}), chat(finish_reason="tool_calls")],
+    [chat(delta={"audio": {"data": "x"}}), STOP],
+    [ROLE, chat(finish_reason="content_filter")],
+    [ROLE, chat(finish_reason="length")],
+    [ROLE, STOP, b'data: {"choices":[],"usage":{"completion_tokens_details":{"reasoning_tokens":9}}}\n\n'],
+    [named("content_block_start", content_block={"type": "tool_use", "id": "t", "input": {}}), END_TURN],
+    [named("content_block_start", **BLOCK), named("content_block_delta", delta={"type": "t", "text": "a"}), END_TURN],
+    [named("content_block_delta", delta={"type": "thinking_delta", "thinking": "hm"}), END_TURN],
+    [named("message_delta", delta={"stop_reason": "refusal"}), named("message_stop")],
+    [named("message_delta", delta={"stop_reason": "pause_turn"}), named("message_stop")],
+    [named("response.output_text.delta", delta="a"), named("response.completed", response=SHELL)],
+    [named("response.output_item.added", item={"type": "function_call"}), named("response.completed", response=SHELL)],
+    [named("response.output_item.added", item={"type": "reasoning"}), named("response.completed", response=SHELL)],
+    [
+        named(
+            "response.completed", response={**SHELL, "output": [{"type": "message", "content": [{"type": "refusal"}]}]}
+        )
+    ],
+]
+
+
+@pytest.mark.parametrize("chunks", SAYING)
+def test_reasoning_tools_refusals_and_filters_are_no_empty_answers(tail: Tail, chunks: list[bytes]) -> None:
+    """Nor is one whose cap was used up before the first word."""
+    assert "bad" not in tail.run(text(*chunks)).notes
+
+
+@pytest.mark.parametrize(
+    ("finish", "out", "cap", "bad"),
+    [
+        ("length", 10, 100, "short"),
+        ("length", 49, 100, "short"),
+        ("length", 50, 100, None),
+        ("length", 100, 100, None),
+        ("length", 10, None, None),
+        ("stop", 10, 100, None),
+        ("content_filter", 10, 100, None),
+        ("length", 4096, 100_000, None),  # the most that this model can write
+    ],
+)
+def test_ended_by_a_cap_that_is_far_away(tail: Tail, finish: str, out: int, cap: int | None, bad: str | None) -> None:
+    usage = f'data: {{"choices":[],"usage":{{"prompt_tokens":5,"completion_tokens":{out}}}}}\n\n'.encode()
+    ran = tail.run(text(WORD, chat(finish_reason=finish), usage, DONE, cap=cap))
+    assert ran.notes.get("bad") == bad
+
+
+def test_hidden_thinking_uses_the_cap_up(tail: Tail) -> None:
+    """Gemini counts it in the total alone."""
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":10,"total_tokens":105}}\n\n'
+    notes = tail.run(text(WORD, chat(finish_reason="length"), usage, DONE, cap=100)).notes
+    assert (notes["out"], notes.get("bad")) == (100, None)
+
+
+@pytest.mark.parametrize(
+    "broken", [b'data: {"choices":[{"delta":{"content":"b\n\n', b"data: <html>\r\n\r\n", b"data: [1\n\n"]
+)
+def test_an_event_that_is_no_json_is_noted(tail: Tail, broken: bytes) -> None:
+    """At whatever place, also between good ones in one chunk; the bytes go on as they are."""
+    for chunks in ([broken, WORD, STOP, DONE], [WORD, broken, STOP, DONE], [WORD + WORD + broken + WORD, STOP, DONE]):
+        for hide in (False, True):
+            ran = tail.run(text(*chunks, hide=hide))
+            assert (ran.notes.get("bad"), ran.out) == ("json", b"".join(chunks))
+
+
+def test_garbage_behind_an_event_is_noted_where_it_is_read(tail: Tail) -> None:
+    """Until something was said everything is; later, an event that ends in a brace passes for whole."""
+    broken = b'data: {"a":1}}\n\n'
+    assert tail.run(text(broken, WORD, STOP, DONE)).notes["bad"] == "json"
+    assert "bad" not in tail.run(text(WORD, broken, STOP, DONE)).notes
+
+
+def test_what_is_no_data_is_no_bad_json(tail: Tail) -> None:
+    for harmless in (b": ping\n\n", b"retry: 3000\n\n", b"event: ping\n\n", b"data:\n\n", b"data: \r\n\r\n", b"\n\n"):
+        assert "bad" not in tail.run(text(WORD, harmless, STOP, DONE)).notes
+    assert tail.run(text(WORD, b'data: {"unfinished')).notes.get("bad") is None
+
+
+def test_an_error_tells_more_than_what_is_missing(tail: Tail) -> None:
+    assert "bad" not in tail.run(text(ROLE, b'data: {"error":{"code":429}}\n\n', DONE)).notes

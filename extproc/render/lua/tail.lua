@@ -4,9 +4,13 @@
 -- A chunk that ends with a whole event and has nothing of interest passes untouched: that is nearly every one. Bytes
 -- are held only while hiding, and then only an event that is not complete yet. Whatever fails here, every byte goes on.
 --
--- Not done: streams whose lines end in a bare CR, and events over 1 MiB, pass unread. Where an HTTP/2 upstream ends its
--- stream with trailers Envoy offers no way to add bytes: a held, unfinished event is lost with it, and so is the last
--- word.
+-- Until the answer has said something each event is read; from then on only those that matter. An event that ends in no
+-- brace is read too, and noted where it is no JSON.
+--
+-- Not done: an event that was cut exactly behind a brace passes for a whole one. Streams whose lines end in a bare CR, and
+-- events over 1 MiB, pass unread. A stream that stalls is ended by Envoy, without a word here: its record has a flag. Where
+-- an HTTP/2 upstream ends its stream with trailers Envoy offers no way to add bytes: a held, unfinished event is lost with
+-- it, and so is the last word.
 
 local LIMIT = 1048576
 local BOUNDARY = "\n\r?\n"
@@ -68,26 +72,36 @@ local function note_envelope(s, at, notes)
   if kind == "error" and not notes.error then notes.error = "error/" .. (word(s, at.code) or "-") end
 end
 
--- Notes what an event says. True where it is the chunk that has usage and nothing else.
-local function read(event, notes)
-  local s = payload(event)
-  if not s then return false end
-  local start = match(s, "^%s*()")
+-- Whether the line that ends before `i` ends in a brace.
+local function braced(s, i)
+  local c = byte(s, i - 1)
+  return c == 125 or (c == 13 and byte(s, i - 2) == 125)
+end
+
+-- Notes what an event says. True where it is the chunk that has usage and nothing else. `ended`: the event is whole, so
+-- that it has to be JSON.
+local function read(state, event, ended)
+  local s, notes = payload(event), state.notes
+  local start = s and match(s, "^%s*()")
+  if not s or start > #s then return false end
   if find(s, "^%[DONE%]", start) then
     notes.done = "1"
     return false
   end
   local at, stop = members(s, start)
-  if not stop then return false end
+  if not stop or find(s, "%S", stop) then
+    if ended then notes.bad = "json" end
+    return false
+  end
   note_members(s, at, notes)
   note_envelope(s, at, notes)
+  state.says = state.says or event_says(s, at)
   return object(s, at.usage) and at.choices and find(s, "^%[%s*%]", at.choices) ~= nil
 end
 
--- Counts an event, if the bytes at `pos` start one and not a comment. The number is told in steps of an eighth.
-local function count(state, s, pos)
-  if byte(s, pos) == COLON then return end
-  state.events = state.events + 1
+-- Counts events. The number is told in steps of an eighth.
+local function count(state, events)
+  state.events = state.events + events
   if state.events < state.due then return end
   state.notes.events = state.events
   state.due = state.events + math.max(1, math.floor(state.events / 8))
@@ -97,16 +111,17 @@ end
 -- of them, and the unfinished rest.
 local function read_events(state, s, known)
   local kept, from, pos = {}, 1, 1
-  local _, stop = find(s, BOUNDARY, math.max(1, known - 1))
+  local start, stop = find(s, BOUNDARY, math.max(1, known - 1))
   while stop do
     local event = sub(s, pos, stop)
-    count(state, s, pos)
-    if not dull(event) and read(event, state.notes) and state.hide then
+    if byte(s, pos) ~= COLON then count(state, 1) end
+    local matters = not state.says or not braced(s, start) or not dull(event)
+    if matters and read(state, event, true) and state.hide then
       kept[#kept + 1] = sub(s, from, pos - 1)
       from = stop + 1
     end
     pos = stop + 1
-    _, stop = find(s, BOUNDARY, pos)
+    start, stop = find(s, BOUNDARY, pos)
   end
   kept[#kept + 1] = sub(s, from, pos - 1)
   return table.concat(kept), sub(s, pos)
@@ -124,14 +139,17 @@ local function pass_long(state, chunk)
   return sub(chunk, 1, stop - #edge), sub(chunk, stop - #edge + 1)
 end
 
+-- Whether nothing in a chunk matters, and it ends where an event does. Its events are counted if so.
 local function all_dull(state, chunk)
-  if state.carry ~= "" or not find(chunk, "\n\r?\n$", -3) or not dull(chunk) then return false end
-  local pos = 1
+  if not state.says or state.carry ~= "" or not find(chunk, "\n\r?\n$", -3) or not dull(chunk) then return false end
+  local pos, events = 1, 0
   repeat
-    count(state, chunk, pos)
-    local _, stop = find(chunk, BOUNDARY, pos)
+    local start, stop = find(chunk, BOUNDARY, pos)
+    if not braced(chunk, start) then return false end
+    if byte(chunk, pos) ~= COLON then events = events + 1 end
     pos = stop + 1
   until pos > #chunk
+  count(state, events)
   return true
 end
 
@@ -156,10 +174,14 @@ end
 -- What is still to be sent when the stream has ended: the held rest, and an error where the answer is not complete.
 local function last_words(state)
   local notes, rest = state.notes, state.carry
-  local hidden = rest ~= "" and read(rest, notes) and state.hide
+  local hidden = rest ~= "" and read(state, rest, false) and state.hide
   local out = state.hide and not hidden and rest or ""
   if state.events > 0 then notes.events = state.events end
-  if state.unread or notes.finish or notes.done or notes.error or not CUT[state.dialect] then return out end
+  if state.unread or notes.error or not CUT[state.dialect] then return out end
+  if notes.finish or notes.done then
+    notes.bad = notes.bad or fault_of(notes, state.says, state.cap)
+    return out
+  end
   notes.cut = "1"
   return out .. (rest ~= "" and not hidden and "\n\n" or "") .. CUT[state.dialect]
 end
@@ -182,8 +204,9 @@ local function begin(handle)
   local route = handle:streamInfo():dynamicMetadata():get("llm.route")
   if not route or not route.ticket then return nil end
   headers:remove("content-length")
-  local hide = route.hide_usage == true
-  return { hide = hide, dialect = route.dialect, carry = "", events = 0, due = 1, notes = {}, told = {} }
+  local state = { hide = route.hide_usage == true, dialect = route.dialect, cap = route.cap }
+  state.carry, state.events, state.due, state.notes, state.told = "", 0, 1, {}, {}
+  return state
 end
 
 function envoy_on_response(handle)

@@ -1,11 +1,14 @@
 -- One attempt at one upstream. On the way out: its path, its own model name, the time left. On the way back: what went
 -- wrong, in a header for the attempts log, and whether the next upstream may do better; what a JSON answer used.
+-- What is wrong with our account, or with this upstream, never reaches a caller: where nobody is left to ask, Envoy's own
+-- words do.
 --
 -- All attempts of a request share one header map, so everything set here is set or removed by every upstream. The body
--- is fresh for each attempt. `SELF` (name, prefix, owned) is put before this text for each upstream.
+-- is fresh for each attempt. Before this text stand, for each upstream, `SELF` (name, prefix, owned, and the names of those
+-- whose window is wider) and `ROWS`, what its provider's errors mean.
 --
--- Not done: pacing (429) and overload (5xx) need no help, the router tries the next by itself. Answers that are not
--- priced in tokens are not read.
+-- Not done: answers that are not priced in tokens are not read. The first event of a stream cannot be: Envoy's Lua sees a
+-- body in parts only once the headers have gone on.
 
 local function route_of(handle)
   return handle:streamInfo():dynamicMetadata():get("llm.route") or {}
@@ -39,70 +42,104 @@ function envoy_on_request(handle)
   if head then put_head(handle, head, route.width) end
 end
 
--- Statuses whose bodies speak of our account: never shown to a caller.
-local OURS = { [401] = true, [402] = true, [403] = true }
--- Statuses that say something of this upstream rather than of the request.
-local ELSEWHERE = { [404] = true, [408] = true, [413] = true }
-
--- The same in the words of an error's type or code.
-local OUR_WORDS = {
-  API_KEY_INVALID = true,
-  account_deactivated = true,
-  authentication_error = true,
-  billing_error = true,
-  billing_hard_limit_reached = true,
-  billing_not_active = true,
-  credit_balance_exhausted = true,
-  credit_balance_too_low = true,
-  enforced_spend_limit_reached = true,
-  insufficient_quota = true,
-  invalid_api_key = true,
-  organization_spend_limit_exceeded = true,
-  organization_usage_limit_exceeded = true,
-  permission_error = true,
-  project_spend_limit_exceeded = true,
-  spend_limit_reached = true,
+-- A request that another upstream may take although nothing is wrong with this one.
+local ELSEWHERE = { [404] = true, [413] = true }
+local LENGTH_WORDS = {
+  context_length_exceeded = true,
+  exceed_context_size_error = true,
+  request_too_large = true,
+  string_above_max_length = true,
 }
-local LENGTH_WORDS = { context_length_exceeded = true, request_too_large = true, string_above_max_length = true }
 
--- What some providers say in the message alone, and the code we give it.
-local TEXTS = {
-  { "credit balance", "credit_balance_too_low" },
-  { "spend limit", "spend_limit_reached" },
-  { "specified api usage limits", "spend_limit_reached" },
-  { "api key not valid", "API_KEY_INVALID" },
-  { "context length", "context_length_exceeded" },
-  { "context window", "context_length_exceeded" },
-  { "prompt is too long", "context_length_exceeded" },
-  { "input is too long", "context_length_exceeded" },
-  { "too many tokens", "context_length_exceeded" },
+-- What some providers say in the message alone, and the code we give it. Messages quote what a caller wrote: what speaks of
+-- our account must stand at the start, in plain words, or any caller could have an upstream taken out.
+local OUR_TEXTS = {
+  { "^your credit balance", "credit_balance_too_low" },
+  { "^your prepayment credits", "credit_balance_too_low" },
+  { "^your team [%w%-]+ has [%a ]*used all available credits", "credit_balance_exhausted" },
+  { "^[%a\' ]*spend limit", "spend_limit_reached" },
+  { "^you have reached your specified [%a ]*usage limits", "spend_limit_reached" },
+  { "^api key not valid", "API_KEY_INVALID" },
+  { "^api key expired", "API_KEY_INVALID" },
+  { "^incorrect api key provided", "invalid_api_key" },
 }
+local LENGTH_TEXTS = {
+  "context length",
+  "context size",
+  "context window",
+  "exceed context limit",
+  "input is too long",
+  "max_model_len",
+  "maximum model length",
+  "maximum number of tokens allowed",
+  "maximum prompt length",
+  "prompt is too long",
+  "too many tokens",
+}
+local LENGTH_STATUS = { [200] = true, [400] = true, [413] = true, [422] = true }
 
 local function text_of(handle)
   local body = handle:body()
   return body and body:getBytes(0, body:length()) or ""
 end
 
--- The code that the message of an error stands for, or nil.
-local function code_in_text(s, i)
-  local last = i and byte(s, i) == QUOTE and closing(s, i)
-  if not last then return nil end
-  local message = string.lower(sub(s, i + 1, math.min(last - 1, i + 1024)))
-  for _, pair in ipairs(TEXTS) do
-    if find(message, pair[1], 1, true) then return pair[2] end
+-- The code that a message stands for, or nil.
+local function code_in(message, status)
+  message = string.lower(message)
+  for _, pair in ipairs(OUR_TEXTS) do
+    if find(message, pair[1]) then return pair[2] end
+  end
+  if not LENGTH_STATUS[status] then return nil end
+  for _, text in ipairs(LENGTH_TEXTS) do
+    if find(message, text, 1, true) then return "context_length_exceeded" end
   end
   return nil
 end
 
+-- The string at `i`, cut to a length in which a message says what it has to say; "" where there is none.
+local function string_at(s, i)
+  local last = i and byte(s, i) == QUOTE and closing(s, i)
+  return last and sub(s, i + 1, math.min(last - 1, i + 1024)) or ""
+end
+
+-- Name of an AWS exception, as its header or `__type` has it: after a namespace, before an address.
+local function exception(text)
+  local name = text and match(text, "^[%w%._#]+")
+  return name and match(name, "[%w_]+$")
+end
+
+-- The quota that Gemini says is used up; of several the one that is renewed last.
+local function quota_in(s)
+  local found
+  for id in string.gmatch(s, '"quotaId"%s*:%s*"([%w_%-]+)"') do
+    if not found or find(id, "PerDay", 1, true) then found = id end
+  end
+  return found
+end
+
 -- Type and code of an error body, in whichever of the usual shapes; a dash for what it does not say.
-local function complaint(s)
-  local at = members(s, match(s, "^%s*%[?%s*()"))
-  if object(s, at.error) then at = members(s, at.error) end
-  local kind = word(s, at.type) or word(s, at.status) or "-"
-  local code = match(s, '"quotaId"%s*:%s*"([%w_%-]+)"') or word(s, at.code)
+local function complaint(handle, s, status)
+  local whole = members(s, match(s, "^%s*%[?%s*()"))
+  local at = object(s, whole.error) and members(s, whole.error) or whole
+  local kind = exception(handle:headers():get("x-amzn-errortype")) or exception(string_at(s, whole.__type))
+  kind = kind or word(s, at.type) or word(s, at.status) or word(s, at.error_type) or word(s, whole.error_type)
+  kind = kind or match(string_at(s, whole.error), "^[%w_%.%-]+$")
+  local code = quota_in(s)
   if not code and object(s, at.details) then code = word(s, members(s, at.details).error_code) end
-  if not LENGTH_WORDS[code] and not OUR_WORDS[code] then code = code_in_text(s, at.message) or code end
-  return kind, code or "-"
+  code = code or word(s, at.code)
+  local message = string_at(s, at.message)
+  if message == "" then message = string_at(s, whole.error) end
+  if not LENGTH_WORDS[code] then code = code_in(message, status) or code end
+  return kind or "-", code or "-"
+end
+
+-- What an error means, by the provider's own rows and the general ones (`dialects/errors.py`).
+local function class_of(status, kind, code)
+  kind, code = string.gsub(kind, "^%-", ""), string.gsub(code, "^%-", "")
+  for _, row in ipairs(ROWS) do
+    if (row[1] == 0 or row[1] == status) and find(kind, row[2]) and find(code, row[3]) then return row[4] end
+  end
+  return status >= 400 and status < 500 and "client" or "overload"
 end
 
 -- How long to wait, where only the body says it: Gemini's RetryInfo, and the words of OpenAI and Azure.
@@ -134,30 +171,63 @@ local function keep_limits(handle)
   end
 end
 
-local function refused(handle, status, is_last)
-  local text = text_of(handle)
-  local kind, code = complaint(text)
-  local wait = status == 429 and wait_in(text)
-  handle:headers():replace("x-tg-err", kind .. "/" .. code)
-  if wait then handle:headers():replace("x-tg-wait", wait) else handle:headers():remove("x-tg-wait") end
-  if status >= 500 or status == 429 then return end
-  local ours = OURS[status] or OUR_WORDS[kind] or OUR_WORDS[code]
-  local elsewhere = ELSEWHERE[status] or LENGTH_WORDS[kind] or LENGTH_WORDS[code]
-  if ours or (elsewhere and not is_last) then return next_please(handle, status) end
+-- Whether this request, which is at fault itself, may yet be served by an upstream that comes later in the order. The order
+-- stands: those between are asked too.
+local function elsewhere(status, kind, code, order)
+  local too_long = LENGTH_WORDS[kind] or LENGTH_WORDS[code]
+  if not too_long and not ELSEWHERE[status] then return false end
+  for i = #order, 1, -1 do
+    local name = order[i].name
+    if name == SELF.name then return false end
+    if not too_long or SELF.wider[name] then return true end
+  end
+  return false
+end
+
+local function order_ends_here(order) return #order == 0 or order[#order].name == SELF.name end
+
+-- An answer that says what is wrong. Only what is wrong with the request itself is the caller's to read.
+local function refused(handle, text, status, order)
+  local kind, code = complaint(handle, text, status)
+  local headers, wait = handle:headers(), status == 429 and wait_in(text)
+  headers:replace("x-tg-err", kind .. "/" .. code)
+  if wait then headers:replace("x-tg-wait", wait) else headers:remove("x-tg-wait") end
+  if status >= 500 or status == 429 then return end  -- the router tries the next by itself
+  if class_of(status, kind, code) ~= "client" or elsewhere(status, kind, code, order) then
+    return next_please(handle, status)
+  end
+  if status < 400 then headers:replace(":status", "400") end
   keep_limits(handle)
 end
 
-local function answered(handle, status, is_last)
-  local s = text_of(handle)
+-- An error object in place of an answer, under a status of success; the status that it names itself counts.
+local function refused_politely(handle, text, status, order)
+  local at = members(text, match(text, "^%s*%[?%s*()"))
+  local own = object(text, at.error) and number(text, members(text, at.error).code)
+  if own and own >= 400 and own < 600 then
+    handle:headers():replace(":status", tostring(own))
+    status = own
+  end
+  return refused(handle, text, status, order)
+end
+
+-- A failure that looks like success. The next upstream may do better; the last one's answer is all there is, if it is one.
+local function malformed(handle, bad, status)
+  handle:headers():replace("x-tg-err", "malformed/" .. bad)
+  next_please(handle, status)
+end
+
+local function answered(handle, route, status, order)
+  local s, is_last = text_of(handle), order_ends_here(order)
   local at, stop = members(s, match(s, "^%s*()"))
+  if not stop or find(s, "%S", stop) then return malformed(handle, "json", status) end
   local notes = {}
   note_members(s, at, notes)
-  local wrong = not stop and "malformed/-" or notes.error
-  if wrong and (not is_last or (stop and not (at.choices or at.output or at.content))) then
-    handle:headers():replace("x-tg-err", wrong)
-    return next_please(handle, status)
-  end
-  notes.error, notes.done = wrong, not wrong and "1" or nil
+  local answer = at.choices or at.output or at.content
+  if notes.error and (not is_last or not answer) then return refused_politely(handle, s, status, order) end
+  notes.bad = answer and not notes.error and fault_of(notes, answer_says(s, at), route.cap) or nil
+  if notes.bad and not is_last then return malformed(handle, notes.bad, status) end
+  notes.done = not notes.error and "1" or nil
   tell(handle, notes, {})
   keep_limits(handle)
 end
@@ -171,15 +241,33 @@ local PRICED = {
   ["/v1/responses"] = true,
 }
 
+-- A stream in one piece of known length is short: an error, if anything. That may still be another's to answer.
+local SHORT_STREAM = 16384
+
+local function streamed(handle, status, order)
+  local s = text_of(handle)
+  local data = match("\n" .. s, "\ndata: ?([^\r\n]*)")
+  local at = data and members(data, match(data, "^%s*()")) or {}
+  local error = object(data, at.error) or word(data, at.error)
+  if error and not at.choices then return refused_politely(handle, data, status, order) end
+  keep_limits(handle)
+end
+
 function envoy_on_response(handle)
   local route = route_of(handle)
   if not route.ticket then return end
-  local order = route.priority_groups or {}
-  local is_last = #order == 0 or order[#order].name == SELF.name
-  local headers = handle:headers()
+  local order, headers = route.priority_groups or {}, handle:headers()
   local status = tonumber(headers:get(":status"))
-  if status >= 400 then return refused(handle, status, is_last) end
-  local json = find(headers:get("content-type") or "", "^application/json") and not headers:get("content-encoding")
-  if json and PRICED[match(route.path or "", "^[^?]*")] then return answered(handle, status, is_last) end
+  if status >= 400 then return refused(handle, text_of(handle), status, order) end
+  local kind = headers:get("content-type") or ""
+  if PRICED[match(route.path or "", "^[^?]*")] and not headers:get("content-encoding") then
+    if find(kind, "^application/json") or find(kind, "^text/html") then
+      return answered(handle, route, status, order)
+    end
+    local length = tonumber(headers:get("content-length"))
+    if length and length <= SHORT_STREAM and find(kind, "^text/event%-stream") then
+      return streamed(handle, status, order)
+    end
+  end
   keep_limits(handle)
 end

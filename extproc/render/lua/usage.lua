@@ -7,6 +7,8 @@
 --   state    id by which a later request may build on this answer
 --   cut      "1" where a stream ended early without a word, and an error event was appended to it
 --   events   how many events of a stream went by; written in steps of an eighth, and at the end
+--   bad      a failure that looks like success: "json" (an event or an answer that is none), "empty" (complete, and nothing
+--            in it), "short" (ended by a cap that it is far from)
 
 local NUMBERS = {
   { "in", "prompt_tokens" },
@@ -33,6 +35,9 @@ local function note_usage(s, i, notes)
   if not object(s, i) then return end
   local at = members(s, i)
   for _, n in ipairs(NUMBERS) do most(notes, n[1], number(s, at[n[2]])) end
+  -- Gemini leaves its thinking out of `completion_tokens`, and bills it.
+  local sent, total = number(s, at.prompt_tokens), number(s, at.total_tokens)
+  if sent and total and at.completion_tokens then most(notes, "out", total - sent) end
   for _, d in ipairs(DETAILS) do
     if object(s, at[d[2]]) then most(notes, d[1], number(s, members(s, at[d[2]])[d[3]])) end
   end
