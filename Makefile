@@ -22,7 +22,7 @@ up: $(STAMP) ## start Envoy, Tidegate and fake providers, and show how it goes u
 
 test: $(STAMP) ## run all tests, those on a real Envoy included
 	$(BIN)/python -m pytest -m "not e2e" -n 2 --dist worksteal
-	$(BIN)/python -m pytest -m e2e
+	$(BIN)/python -m pytest -m e2e -n 2 --dist loadfile
 
 check: $(STAMP) ## run ruff, mypy, import-linter, and the tests that need no Envoy with coverage
 	$(BIN)/ruff check .
