@@ -16,7 +16,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-__all__ = ["TABLE", "ErrorClass", "Row", "classify", "rows_of"]
+__all__ = ["TABLE", "ErrorClass", "Row", "classify", "rows_of", "words_about_us"]
 
 
 class ErrorClass(StrEnum):
@@ -121,6 +121,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "openrouter": (
         Row(402, "*", "*", _TERMINAL),
         Row(0, "*", "402", _TERMINAL),
+        Row(0, "*", "401", _CREDENTIAL),
         Row(0, "*", "429", _PACE),
         Row(408, "*", "*", _OVERLOAD),
         Row(0, "*", "408", _OVERLOAD),
@@ -213,3 +214,9 @@ def rows_of(provider: str) -> tuple[Row, ...]:
     """The rows that are tried for a provider, in their order. An unknown one has the generic rows only."""
     own = TABLE.get(provider, ()) if provider != "generic" else ()
     return (*own, *TABLE["generic"])
+
+
+def words_about_us() -> list[str]:
+    """Types and codes by which any provider speaks of our key or our credit, whatever the status."""
+    ours = (row for rows in TABLE.values() for row in rows if row.means in (_TERMINAL, _CREDENTIAL) and not row.status)
+    return sorted({word for row in ours for word in (row.kind, row.code) if "*" not in word})

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from importlib import resources
 
-from extproc.dialects.errors import Row, rows_of
+from extproc.dialects.errors import Row, rows_of, words_about_us
 from extproc.settings import Settings
 
 __all__ = ["tail_script", "upstream_script"]
@@ -18,7 +18,8 @@ __all__ = ["tail_script", "upstream_script"]
 
 def tail_script() -> str:
     """What reads the end of a streamed answer."""
-    return _joined("json", "usage", "content", "tail")
+    ours = f"local OURS = {_table(f'[{_quoted(word)}] = true' for word in words_about_us())}\n\n"
+    return ours + _joined("json", "usage", "content", "tail")
 
 
 def upstream_script(settings: Settings, name: str) -> str:

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from extproc.dialects.errors import words_about_us
+
 Data = dict[str, Any]
 
 HOSTILE = [
@@ -165,11 +167,12 @@ def _chat(chance: random.Random) -> list[tuple[str | None, Data | str]]:
     elif last < 0.9:
         error = {
             "message": _text(chance),
-            "type": "server_error",
+            "type": chance.choice(["server_error", "server_error", "insufficient_quota"]),
             "param": None,
             "code": chance.choice([None, 502, "oops"]),
         }
-        events.append((None, {"error": error if chance.random() < 0.8 else "overloaded"}))
+        named = chance.choice(["overloaded", "authentication_error"])
+        events.append((None, {"error": error if chance.random() < 0.8 else named}))
     if chance.random() < 0.7:
         events.append((None, {**base, "choices": [], "usage": _openai_usage(chance, 60)}))
     if chance.random() < 0.7:
@@ -231,7 +234,12 @@ def _anthropic(chance: random.Random) -> list[tuple[str | None, Data | str]]:
         if chance.random() < 0.1:
             kinds.append(("ping", {}))
     if chance.random() < 0.1:
-        kinds.append(("error", {"error": {"type": "overloaded_error", "message": _text(chance)}}))
+        kinds.append(
+            (
+                "error",
+                {"error": {"type": chance.choice(["overloaded_error", "billing_error"]), "message": _text(chance)}},
+            )
+        )
     if chance.random() < 0.8:
         delta = {"stop_reason": chance.choice(["end_turn", "max_tokens"]), "stop_sequence": None}
         kinds.append(("message_delta", {"delta": delta, "usage": {"output_tokens": chance.randrange(1000)}}))
@@ -243,31 +251,49 @@ def _anthropic(chance: random.Random) -> list[tuple[str | None, Data | str]]:
 # ------------------------------------------------------------------------------------------- reference
 
 
-class Reference:
-    """Reads a stream event by event, as the specification of server-sent events says."""
+OURS = frozenset(words_about_us())
 
-    def __init__(self, stream: Stream) -> None:
+
+class Reference:
+    """Reads a stream event by event, as the specification of server-sent events says.
+
+    word: what stands in place of what may not go on, or of what is missing at the end.
+    """
+
+    def __init__(self, stream: Stream, word: bytes) -> None:
         self.stream = stream
+        self.word = word
         self.notes: Data = {}
         self.events = 0
         self.says = False
+        self._rest = b""
+        self._begun = 0
 
-    def whole_events(self, data: bytes) -> tuple[bytes, bytes]:
-        """What may go on of the events that are complete in `data`, and the rest."""
-        out, pos = b"", 0
-        for boundary in re.finditer(rb"\n\r?\n", data):
-            if boundary.start() < pos:
-                continue
-            event = data[pos : boundary.end()]
-            pos = boundary.end()
+    def feed(self, data: bytes) -> bytes:
+        """What goes on of some more bytes: at once, but for an unfinished event while usage is hidden, or an error."""
+        self._rest += data
+        out = b""
+        while boundary := re.search(rb"\n\r?\n", self._rest):
+            event, self._rest = self._rest[: boundary.end()], self._rest[boundary.end() :]
             self.events += not event.startswith(b":")
-            out += b"" if self._read(event, ended=True) else event
-        return out, data[pos:]
+            verdict = self._read(event, ended=True)
+            if verdict == "error":
+                out += self._instead()
+            elif not (verdict and self.stream.hide):
+                out += event[self._begun :]
+            self._begun = 0
+        if not self.stream.hide and not self._may_be_error():
+            out, self._begun = out + self._rest[self._begun :], len(self._rest)
+        return out
 
-    def last_words(self, rest: bytes, cut: bytes) -> bytes:
+    def end(self) -> bytes:
         """What follows after the end."""
-        hidden = bool(rest) and self._read(rest, ended=False)
-        out = b"" if hidden else rest
+        verdict = self._read(self._rest, ended=False) if self._rest else None
+        out = self._rest[self._begun :]
+        if verdict == "error":
+            out = self._instead()
+        elif (verdict == "usage" and self.stream.hide) or (verdict == "torn" and self._may_be_error()):
+            out = b""
         if self.events:
             self.notes["events"] = self.events
         if self.notes.keys() & {"finish", "done", "error"}:
@@ -275,7 +301,13 @@ class Reference:
                 self.notes.setdefault("bad", bad)
             return out
         self.notes["cut"] = "1"
-        return out + (b"\n\n" if out else b"") + cut
+        return out + (b"\n\n" if out or self._begun else b"") + self.word
+
+    def _may_be_error(self) -> bool:
+        return b'"error"' in self._rest or re.match(rb"event: ?error", self._rest) is not None
+
+    def _instead(self) -> bytes:
+        return (b"\n\n" if self._begun else b"") + self.word
 
     def _fault(self) -> str | None:
         finish, out = self.notes.get("finish"), self.notes.get("out")
@@ -284,25 +316,31 @@ class Reference:
         capped = finish in ("length", "max_tokens", "max_output_tokens") and self.stream.cap and out is not None
         return "short" if capped and out < 4096 and out * 2 < self.stream.cap else None
 
-    def _read(self, event: bytes, *, ended: bool) -> bool:
-        """Notes an event; True where it is to be hidden."""
+    def _read(self, event: bytes, *, ended: bool) -> str | None:
+        """Notes an event; "usage" where it has nothing else, "error" where it is about us, "torn" where it is cut."""
         lines = [line[5:].removeprefix(b" ") for line in re.split(rb"[\r\n]+", event) if line.startswith(b"data:")]
         text = b"\n".join(lines)
         if text.strip().startswith(b"[DONE]"):
             self.notes["done"] = "1"
-            return False
+            return None
         if not text.strip():
-            return False
+            return None
         try:
             data = json.loads(text)
         except ValueError:
             if ended:
                 self.notes["bad"] = "json"
-            return False
+            return None if ended else "torn"
+        before = self.notes.pop("error", None)
         self._note(data)
+        error = self.notes.get("error", "/")
+        if before and "error" not in self.notes:
+            self.notes["error"] = before
+        if OURS & set(error.split("/")):
+            return "error"
         self.says = self.says or _says(data)
         usage_only = isinstance(data.get("usage"), dict) and data.get("choices") == []
-        return usage_only and self.stream.hide
+        return "usage" if usage_only else None
 
     def _note(self, data: Data) -> None:
         self._usage(data.get("usage"))

@@ -15,6 +15,7 @@ import pytest
 
 from tests.render.rig import Envoy, Reply, Upstream, admitted, event, sse
 from tests.render.streams import Reference, make
+from tests.render.test_tail import words
 
 pytestmark = pytest.mark.e2e
 
@@ -36,20 +37,18 @@ def test_random_streams_come_out_as_the_reference_says(gateway: Envoy, ups: Ups)
         chunks = [chunk for chunk in stream.chunks if chunk]
         ups["a"].reply = Reply(headers=STREAM, chunks=chunks, pause_s=random.choice([0, 0, 0.0005]))
         got = gateway.call(headers=admitted("a", dialect=stream.dialect, hide_usage=stream.hide or None))
-        reference = Reference(stream)
-        kept, rest = reference.whole_events(stream.data)
-        expected = kept + reference.last_words(rest, b"")
-        if "cut" in reference.notes:
-            assert got.body.startswith(expected), (seed, case)
-            assert b'"upstream_failed"' in got.body[len(expected) :], (seed, case)
-        else:
-            assert got.body == expected, (seed, case)
+        reference = Reference(stream, words(stream.dialect))
+        expected = reference.feed(stream.data) + reference.end()
+        at = expected.find(words(stream.dialect))
+        # How much of an error went on before it was known for one depends on where Envoy cut.
+        assert got.body == expected if at < 0 else words(stream.dialect) in got.body, (seed, case)
+        assert got.body.startswith(expected[: max(0, at)].rstrip()), (seed, case)
         assert got.whole, (seed, case)
 
 
 def test_tokens_pass_as_they_come(gateway: Envoy, ups: Ups) -> None:
     """Nothing waits for more, also while usage is hidden."""
-    ups["a"].reply = Reply(headers=STREAM, chunks=[event(WORD)] * 4 + [event("[DONE]")], pause_s=0.1)
+    ups["a"].reply = Reply(headers=STREAM, chunks=[event(WORD)] * 4 + [event("[DONE]")], pause_s=0.4)
     seen: list[float] = []
     client = openai.OpenAI(base_url=_url(gateway), api_key="k", max_retries=0)
     headers = admitted("a", hide_usage=True)
@@ -57,7 +56,7 @@ def test_tokens_pass_as_they_come(gateway: Envoy, ups: Ups) -> None:
     with client.chat.completions.create(model="m", messages=[], stream=True, extra_headers=headers) as stream:
         seen.extend(time.monotonic() - began for _ in stream)
     assert len(seen) == 4
-    assert all(0.1 * (i + 1) <= at < 0.1 * (i + 1) + 0.09 for i, at in enumerate(seen)), seen
+    assert all(0.4 * (i + 1) <= at < 0.4 * (i + 2) for i, at in enumerate(seen)), seen
 
 
 def test_failover_to_a_stream(gateway: Envoy, ups: Ups) -> None:

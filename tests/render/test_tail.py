@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -37,23 +39,19 @@ def test_random_streams_come_out_as_the_reference_says(tail: Tail) -> None:
 
 
 def check(stream: Stream, ran: Ran, case: int, seed: int) -> None:
-    """Every prefix that went on is what the reference lets go on of the same prefix."""
+    """Every chunk that went on is what the reference lets go on of the same chunk."""
     where = f"case {case} of seed {seed}"
-    sent, came = b"", b""
-    for chunk, out in list(zip(stream.chunks, ran.sent, strict=True))[:-1]:
-        came += chunk
-        sent += out
-        kept, _ = Reference(stream).whole_events(came)
-        assert sent == (kept if stream.hide else came), where
-    reference = Reference(stream)
-    kept, rest = reference.whole_events(stream.data)
-    last = reference.last_words(rest, CUT[stream.dialect])
-    if "cut" in reference.notes:
-        assert ran.out.startswith(kept + last), where
-        assert ran.out.endswith(b"\n\n"), where
-    else:
-        assert ran.out == kept + last, where
+    reference = Reference(stream, words(stream.dialect))
+    expected = [reference.feed(chunk) for chunk in stream.chunks]
+    assert ran.sent[:-1] == expected[:-1], where
+    assert ran.sent[-1] == expected[-1] + reference.end(), where
     assert ran.notes == reference.notes, where
+
+
+@cache
+def words(dialect: str) -> bytes:
+    """What is said where an answer is not complete."""
+    return Tail().run(text(b"", dialect=dialect)).out
 
 
 # --------------------------------------------------------------------------------------- special cases
@@ -322,6 +320,44 @@ def test_what_is_no_data_is_no_bad_json(tail: Tail) -> None:
     for harmless in (b": ping\n\n", b"retry: 3000\n\n", b"event: ping\n\n", b"data:\n\n", b"data: \r\n\r\n", b"\n\n"):
         assert "bad" not in tail.run(text(WORD, harmless, STOP, DONE)).notes
     assert tail.run(text(WORD, b'data: {"unfinished')).notes.get("bad") is None
+
+
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+@pytest.mark.parametrize("hide", [False, True])
+def test_errors_about_our_account_are_not_shown(tail: Tail, dialect: str, hide: bool) -> None:  # noqa: FBT001
+    """However the chunks fall, whatever follows, and where the last event has no end; what came before stays whole."""
+    secret = b"sk-secret of org-9"
+    for error in (
+        b'data: {"error":{"message":"' + secret + b'","type":"insufficient_quota","code":null}}\n\n',
+        b'event: error\r\ndata: {"type":"error","error":{"type":"authentication_error","message":"'
+        + secret
+        + b'"}}\r\n\r\n',
+        b'data: {"error":{"code":402,"message":"' + secret + b'"},"choices":[]}\n\n',
+    ):
+        for rest in (error, error + error, error + DONE, error.rstrip(), error[:-12]):
+            whole = WORD + rest
+            for cuts in (
+                [],
+                [len(WORD)],
+                [len(WORD) + 9],
+                [len(WORD) + 40],
+                [20, len(whole) - 3],
+                range(1, len(whole)),
+            ):
+                edges = [0, *cuts, len(whole)]
+                chunks = [whole[a:b] for a, b in pairwise(edges)]
+                ran = tail.run(text(*chunks, hide=hide, dialect=dialect))
+                assert secret not in ran.out, chunks
+                assert ran.out.startswith(WORD)
+                assert words(dialect) in ran.out
+                assert ("cut" in ran.notes) is (rest == error[:-12])
+                assert not ran.logged
+
+
+def test_other_errors_are_the_providers_to_word(tail: Tail) -> None:
+    error = b'data: {"error":{"message":"try again","type":"server_error"}}\n\n'
+    for chunks in ([WORD, error], [WORD, error[:25], error[25:]]):
+        assert tail.run(text(*chunks)).out == WORD + error
 
 
 def test_an_error_tells_more_than_what_is_missing(tail: Tail) -> None:

@@ -1,8 +1,10 @@
 -- The end of a streamed answer, seen on its way to the client: usage, finish reason, [DONE] and errors are noted; the
--- usage chunk is taken out where the client did not ask for it; a stream that just stops gets a word of why.
+-- usage chunk is taken out where the client did not ask for it; a stream that just stops gets a word of why, and so does one
+-- that ends with an error about our account, in place of that. `OURS`, the words of such errors, stands before this text.
 --
 -- A chunk that ends with a whole event and has nothing of interest passes untouched: that is nearly every one. Bytes
--- are held only while hiding, and then only an event that is not complete yet. Whatever fails here, every byte goes on.
+-- are held only while hiding, or where they may be an error, and then only an event that is not complete yet. Whatever
+-- fails here, every byte goes on.
 --
 -- Until the answer has said something each event is read; from then on only those that matter. An event that ends in no
 -- brace is read too, and noted where it is no JSON.
@@ -78,25 +80,37 @@ local function braced(s, i)
   return c == 125 or (c == 13 and byte(s, i - 2) == 125)
 end
 
--- Notes what an event says. True where it is the chunk that has usage and nothing else. `ended`: the event is whole, so
--- that it has to be JSON.
+-- Whether an error speaks of our account.
+local function about_us(error)
+  local kind, code = match(error or "", "^([^/]*)/(.*)$")
+  return OURS[kind] or OURS[code] or false
+end
+
+-- Notes what an event says, and returns what may not go on of it: "usage" where it is the chunk that has usage and nothing
+-- else, "error" where it speaks of our account, "torn" where it is not there to its end; else nil. `ended`: the event is
+-- whole, so that it has to be JSON.
 local function read(state, event, ended)
   local s, notes = payload(event), state.notes
   local start = s and match(s, "^%s*()")
-  if not s or start > #s then return false end
+  if not s or start > #s then return nil end
   if find(s, "^%[DONE%]", start) then
     notes.done = "1"
-    return false
+    return nil
   end
   local at, stop = members(s, start)
   if not stop or find(s, "%S", stop) then
     if ended then notes.bad = "json" end
-    return false
+    return not ended and "torn" or nil
   end
+  local before = notes.error
+  notes.error = nil
   note_members(s, at, notes)
   note_envelope(s, at, notes)
+  local error = notes.error
+  notes.error = error or before
+  if about_us(error) then return "error" end
   state.says = state.says or event_says(s, at)
-  return object(s, at.usage) and at.choices and find(s, "^%[%s*%]", at.choices) ~= nil
+  return object(s, at.usage) and at.choices and find(s, "^%[%s*%]", at.choices) and "usage" or nil
 end
 
 -- Counts events. The number is told in steps of an eighth.
@@ -105,6 +119,12 @@ local function count(state, events)
   if state.events < state.due then return end
   state.notes.events = state.events
   state.due = state.events + math.max(1, math.floor(state.events / 8))
+end
+
+-- What goes on in place of an event that may not; `begun`: its first bytes that have gone on already.
+local function instead(state, verdict, begun)
+  if verdict == "error" then return begun .. (begun ~= "" and "\n\n" or "") .. (CUT[state.dialect] or "") end
+  return ""
 end
 
 -- Reads the whole events of `s`, of which the first `known` bytes are known to have no boundary. Returns what may go on
@@ -116,8 +136,10 @@ local function read_events(state, s, known)
     local event = sub(s, pos, stop)
     if byte(s, pos) ~= COLON then count(state, 1) end
     local matters = not state.says or not braced(s, start) or not dull(event)
-    if matters and read(state, event, true) and state.hide then
+    local verdict = matters and read(state, event, true)
+    if verdict == "error" or (verdict and state.hide) then
       kept[#kept + 1] = sub(s, from, pos - 1)
+      kept[#kept + 1] = instead(state, verdict, pos == 1 and sub(s, 1, state.sent) or "")
       from = stop + 1
     end
     pos = stop + 1
@@ -125,6 +147,20 @@ local function read_events(state, s, known)
   end
   kept[#kept + 1] = sub(s, from, pos - 1)
   return table.concat(kept), sub(s, pos)
+end
+
+local function may_be_error(rest) return find(rest, '"error"', 1, true) or find(rest, "^event: ?error") end
+
+-- What goes on now of `kept`, which may, and of `rest`, an event that is not complete; of that, as far as it came before,
+-- `state.sent` bytes have gone on already.
+local function release(state, kept, rest)
+  local sent = state.sent
+  if state.hide or may_be_error(rest) then
+    if kept ~= "" then state.sent = 0 end
+    return sub(kept, sent + 1)
+  end
+  state.sent = #rest
+  return sub(kept .. rest, sent + 1)
 end
 
 -- Passes an event that is too long to read. Returns what goes on, and what follows the event, if that came.
@@ -168,14 +204,19 @@ local function take(state, chunk)
     kept, rest = kept .. rest, ""
   end
   state.carry = rest
-  return passed .. (state.hide and kept or chunk)
+  return passed .. release(state, kept, rest)
 end
 
 -- What is still to be sent when the stream has ended: the held rest, and an error where the answer is not complete.
 local function last_words(state)
   local notes, rest = state.notes, state.carry
-  local hidden = rest ~= "" and read(state, rest, false) and state.hide
-  local out = state.hide and not hidden and rest or ""
+  local verdict = rest ~= "" and read(state, rest, false)
+  local out = sub(rest, state.sent + 1)
+  if verdict == "error" then
+    out = sub(instead(state, verdict, sub(rest, 1, state.sent)), state.sent + 1)
+  elseif (verdict == "usage" and state.hide) or (verdict == "torn" and may_be_error(rest)) then
+    out = ""
+  end
   if state.events > 0 then notes.events = state.events end
   if state.unread or notes.error or not CUT[state.dialect] then return out end
   if notes.finish or notes.done then
@@ -183,7 +224,7 @@ local function last_words(state)
     return out
   end
   notes.cut = "1"
-  return out .. (rest ~= "" and not hidden and "\n\n" or "") .. CUT[state.dialect]
+  return out .. ((out ~= "" or state.sent > 0) and "\n\n" or "") .. CUT[state.dialect]
 end
 
 -- Runs a step of reading. Where it fails, `bytes` and what is held go on as they came, and reading ends for this
@@ -194,7 +235,7 @@ local function safely(handle, state, step, bytes)
   if ok then return out end
   handle:logErr("response tail: " .. tostring(out))
   state.blind = true
-  return (state.hide and state.carry or "") .. bytes
+  return sub(state.carry, state.sent + 1) .. bytes
 end
 
 local function begin(handle)
@@ -205,7 +246,7 @@ local function begin(handle)
   if not route or not route.ticket then return nil end
   headers:remove("content-length")
   local state = { hide = route.hide_usage == true, dialect = route.dialect, cap = route.cap }
-  state.carry, state.events, state.due, state.notes, state.told = "", 0, 1, {}, {}
+  state.carry, state.sent, state.events, state.due, state.notes, state.told = "", 0, 0, 1, {}, {}
   return state
 end
 
