@@ -64,9 +64,19 @@ def test_the_gateway_never_passes_a_providers_limit(provider):
 def test_the_best_lane_is_served_at_twice_the_limit(provider):
     """And nobody else's way of doing it is as good to it."""
     best = {policy: outcome.lanes["P0"].attainment for policy, outcome in provider.items()}
-    assert best[PolicyName.TIDEGATE] >= 0.95
+    assert best[PolicyName.TIDEGATE] >= 0.99
     assert best[PolicyName.TIDEGATE] > max(best[PolicyName.NONE], best[PolicyName.FIFO])
     assert best[PolicyName.PRIORITY] >= 0.95
+
+
+def test_lower_lanes_are_served_all_the_time_and_promises_are_kept(provider):
+    """Their shares are small, and never nothing."""
+    ours = provider[PolicyName.TIDEGATE]
+    assert ours.lanes["P1"].attainment >= 0.5
+    assert ours.lanes["P2"].attainment >= 0.3
+    assert ours.lanes["P2"].silence_s < 60
+    assert ours.promises.told > 0
+    assert ours.promises.share >= 0.9
 
 
 def test_an_overloaded_engine_is_kept_from_thrashing(engine):
@@ -74,8 +84,8 @@ def test_an_overloaded_engine_is_kept_from_thrashing(engine):
     alone, ours = engine[PolicyName.NONE], engine[PolicyName.TIDEGATE]
     assert alone.preempted > 0
     assert ours.preempted == 0
-    assert ours.wasted < alone.wasted
-    assert ours.lanes["P0"].attainment > alone.lanes["P0"].attainment
+    assert ours.wasted < alone.wasted / 10
+    assert ours.lanes["P0"].attainment >= 0.93
 
 
 def test_one_queue_lets_everybody_wait_alike(engine):
