@@ -85,6 +85,7 @@ CASES = [
     ("deepseek", 503, "", "", OVERLOAD),
     ("openrouter", 402, "", "", TERMINAL),
     ("openrouter", 200, "", "402", TERMINAL),
+    ("openrouter", 200, "", "401", CREDENTIAL),
     ("openrouter", 200, "", "429", PACE),
     ("openrouter", 408, "", "", OVERLOAD),
     ("openrouter", 200, "", "408", OVERLOAD),

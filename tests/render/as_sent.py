@@ -370,6 +370,7 @@ EVENTS = [
     Sent("anthropic", 200, anthropic("x", "api_error"), OVERLOAD),
     Sent("anthropic", 200, anthropic("x", "rate_limit_error"), PACE),
     Sent("openrouter", 200, openrouter("x", 402), TERMINAL),
+    Sent("openrouter", 200, openrouter("x", 401), CREDENTIAL),
     Sent("openrouter", 200, openrouter("x", 408), OVERLOAD),
     Sent("openrouter", 200, openrouter("x", 429), PACE),
     Sent("openrouter", 200, openrouter("x", 502), OVERLOAD),
