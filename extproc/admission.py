@@ -85,10 +85,12 @@ class Admission:
             frozenset(name for name, upstream in policy.upstreams.items() if upstream.owned),
             bounds=policy.bounds,
             new_share=self._new_share,
+            fits=self.breakers.fits,
             patience=self.copies.patience,
             chance=chance,
         )
         self.breakers.moved = self.limiter.kick
+        self.breakers.flying = self._flying
         self.flights = Flights(
             policy,
             self.capacity,
@@ -136,6 +138,11 @@ class Admission:
         """The counters to keep over a restart: all but those that came into being with a tenant's or session's call."""
         store = self.capacity.levels()
         return {key: store[key] for key in self._durable if key in store}
+
+    def _flying(self, upstream: str) -> float:
+        """How many requests run there."""
+        slots = self.capacity.levels().get(slots_key(upstream))
+        return slots.used if isinstance(slots, Slots) else 0.0
 
     def _new_share(self, tenant: str) -> float:
         """Which share of a lane's room and patience new sessions of a tenant may use."""

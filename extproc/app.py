@@ -144,13 +144,9 @@ class Service:
     def state(self) -> dict[str, Any]:
         """Everything an operator or a test may want to see, as plain data."""
         now = self.clock.time()
-        breakers = {
-            name: {"state": b.state, "failures": b.failures, "paced": b.paced}
-            for name, b in self.breakers.by_name.items()
-        }
         return {
             **state.describe(self.lanes, self.capacity.levels(), now),
-            "breakers": breakers,
+            "breakers": self.breakers.state(),
             "pacing": self.admission.pacing.state(),
             "flying": len(self.flights),
             "unsettled": self.flights.unsettled,
@@ -179,7 +175,8 @@ class Service:
             chance=random.random,
         )
         timing = Timing(timeouts.first_token_s, timeouts.prompt_tokens_per_s, timeouts.stall_s, timeouts.answer_s)
-        dispatch = Dispatch(self.policy, self.capacity, self.clock, timing, wording, self.breakers.allows)
+        health = self.breakers.allows, self.breakers.fits
+        dispatch = Dispatch(self.policy, self.capacity, self.clock, timing, wording, *health)
         copies, observe = self.admission.copies, self.admission.observe
         return Handler(reception, copies, self.flights, self.limiter, dispatch, wording, self.clock, observe)
 

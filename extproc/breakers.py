@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
-from math import inf
+from math import inf, isfinite
+from typing import Any
 
-from extproc.core.breaker import Breaker, Outcome, Signal, State
-from extproc.core.events import BreakerMoved
+from extproc.core.breaker import NOTHING, Breaker, Evidence, Outcome, Sign, Signal, State, Verdict
+from extproc.core.events import BreakerMoved, SizesMoved
 from extproc.core.policy import Upstream
 from extproc.ports import Clock, Observer
 
@@ -15,7 +16,11 @@ __all__ = ["Breakers"]
 
 
 class Breakers:
-    """One breaker per upstream. `moved` is called after every transition, so that waiters can be looked at again."""
+    """One breaker per upstream. Call `tick` about four times a second.
+
+    moved: called after every transition, and while a window grows, so that waiters can be looked at again. flying: how
+    many requests run at an upstream.
+    """
 
     def __init__(
         self,
@@ -27,39 +32,106 @@ class Breakers:
         """All closed."""
         self.by_name = {upstream.name: Breaker(upstream.breaker) for upstream in upstreams}
         self.moved: Callable[[], None] = lambda: None
+        self.flying: Callable[[str], float] = lambda _: 0.0
         self._clock = clock
         self._observe = observer
         self._chance = chance
 
     def allows(self, upstream: str) -> bool:
-        """Whether users' requests may go there."""
-        return self.by_name[upstream].allows
+        """Whether users' requests may go there; while traffic returns, whether one more may."""
+        breaker = self.by_name[upstream]
+        if breaker.state is not State.RAMPING:
+            return breaker.state is State.CLOSED
+        return breaker.allows(self.flying(upstream), self._clock.time())
+
+    def fits(self, upstream: str, prompt: int) -> bool:
+        """Whether prompts of so many tokens are not kept away from there."""
+        return self.by_name[upstream].sizes.fits(prompt)
 
     def earliest_probe(self, upstreams: tuple[str, ...]) -> float:
-        """When the first of these may be tried, on the clock; past while one is tried, infinite when all are closed."""
+        """When the first of these may be tried, on the clock; infinite when all are closed.
+
+        It is past while one is tried, or takes traffic back by and by.
+        """
         return min((self.by_name[name].rests_until for name in upstreams), default=inf)
 
-    def record(self, upstream: str, outcome: Outcome, *, began: float, cause: str) -> None:
+    def record(
+        self, upstream: str, outcome: Outcome, *, began: float, cause: str, evidence: Evidence | None = None
+    ) -> None:
         """One attempt that began at `began` ended so. Unknown upstreams are ignored."""
         breaker = self.by_name.get(upstream)
         if breaker is None:
             return
-        before = breaker.state
-        if breaker.record(outcome, began=began, now=self._clock.time(), chance=self._chance()):
-            self._announce(upstream, before, cause)
+        evidence, now, chance = evidence or NOTHING, self._clock.time(), self._chance()
+        if evidence.malformed or outcome is Outcome.SUCCESS:
+            self._note_size(upstream, evidence, cause, began=began, now=now, chance=chance)
+        before, window = breaker.state, breaker.grown
+        if breaker.record(outcome, began=began, now=now, chance=chance, evidence=evidence):
+            self._announce(upstream, before, cause, breaker.verdict)
+        elif breaker.grown > window:
+            self.moved()
 
     def due(self) -> list[str]:
         """Upstreams that have rested and want a probe."""
         now = self._clock.time()
         return [name for name, breaker in self.by_name.items() if breaker.due(now)]
 
-    def signal(self, upstream: str, signal: Signal, cause: str) -> None:
-        """Move one breaker by its table. KeyError when the table has no such entry."""
+    def signal(self, upstream: str, signal: Signal, cause: str, *, grave: Sign | None = None) -> None:
+        """Move one breaker by its table. KeyError when the table has no such entry.
+
+        grave: where it is our credit or our key; then it rests long.
+        """
         breaker = self.by_name[upstream]
         before = breaker.state
-        breaker.move(signal, now=self._clock.time(), chance=self._chance())
-        self._announce(upstream, before, cause)
+        breaker.move(signal, now=self._clock.time(), chance=self._chance(), grave=grave is not None)
+        verdict = Verdict(grave)
+        if grave is not None:
+            breaker.verdict = verdict
+        self._announce(upstream, before, cause, verdict)
 
-    def _announce(self, upstream: str, before: State, cause: str) -> None:
-        self._observe(BreakerMoved(upstream, before, self.by_name[upstream].state, cause))
+    def tick(self) -> None:
+        """Do what time asks for: windows grow, and what has rested or returned is told."""
+        now = self._clock.time()
+        for name, breaker in self.by_name.items():
+            if breaker.state is State.RAMPING:
+                if breaker.ramped(self.flying(name), now):
+                    self.signal(name, Signal.RAMPED, "traffic has returned")
+                else:
+                    self.moved()
+            for sizes in breaker.sizes.rested(now):
+                self._observe(SizesMoved(name, sizes, shut=False, cause="rested"))
+                self.moved()
+
+    def state(self) -> dict[str, Any]:
+        """All breakers as plain data, for the state page. Times in seconds from now."""
+        now, told = self._clock.time(), {}
+        for name, breaker in self.by_name.items():
+            one: dict[str, Any] = {"state": breaker.state, **breaker.numbers(now)}
+            if breaker.state is State.OPEN:
+                one["rests_s"] = round(max(0.0, breaker.rests_until - now), 3)
+            if breaker.state is not State.CLOSED and breaker.verdict.sign is not None:
+                one["sign"] = breaker.verdict.sign
+            if shut := breaker.sizes.shut:
+                one["sizes_kept_away"] = shut
+            told[name] = one
+        return told
+
+    def _note_size(
+        self, upstream: str, evidence: Evidence, cause: str, *, began: float, now: float, chance: float
+    ) -> None:
+        sizes = self.by_name[upstream].sizes
+        shut = sizes.record(evidence, began=began, now=now, chance=chance)
+        if shut:
+            told = sizes.verdict
+            self._observe(
+                SizesMoved(upstream, shut, shut=True, cause=cause, numbers=told.numbers, requests=told.requests)
+            )
+            self.moved()
+
+    def _announce(self, upstream: str, before: State, cause: str, verdict: Verdict) -> None:
+        breaker, numbers = self.by_name[upstream], dict(verdict.numbers)
+        if breaker.state is State.OPEN and isfinite(breaker.rests_until):
+            numbers["rest_s"] = round(breaker.rests_until - self._clock.time(), 3)
+        sign = verdict.sign or ""
+        self._observe(BreakerMoved(upstream, before, breaker.state, cause, sign, numbers, verdict.requests))
         self.moved()

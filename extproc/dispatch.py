@@ -48,14 +48,16 @@ class Dispatch:
         timing: Timing,
         wording: Wording,
         allows: Callable[[str], bool],
+        fits: Callable[[str, int], bool] = lambda _name, _prompt: True,
     ) -> None:
-        """Keep them."""
+        """Keep them. `fits`: whether an upstream answers prompts of so many tokens well."""
         self._policy = policy
         self._capacity = capacity
         self._clock = clock
         self._timing = timing
         self._wording = wording
         self._allows = allows
+        self._fits = fits
         self._below = {lane.name: len(policy.lanes) - 1 - lane.rank for lane in policy.lanes.values()}
         """How many lanes rank below each."""
         self._terms = {lane.name: Terms(lane.name, lane.rank, lane.min_share) for lane in policy.lanes.values()}
@@ -70,7 +72,7 @@ class Dispatch:
         flight.depart((first,), wants.prices, now)
         terms = self._terms[request.lane]
         flight.order = order = routing.order(
-            first, wants.names, self._allows, lambda name: self._has_room(wants, name, terms)
+            first, self._good(wants, first), self._allows, lambda name: self._has_room(wants, name, terms)
         )
         flight.accounting = {name: self._policy.upstreams[name].accounting for name in order}
         rewrite = self._rewrite(request, order, document)
@@ -122,6 +124,10 @@ class Dispatch:
         if request.stream:
             return self._timing.first_token_s + request.size.input / self._timing.prompt_tokens_per_s
         return self._timing.answer_s
+
+    def _good(self, wants: Wants, first: str) -> tuple[str, ...]:
+        """`first`, and those that answer such prompts well: an answer that is none would not be tried anew."""
+        return tuple(name for name in wants.names if name == first or self._fits(name, wants.prompt))
 
     def _has_room(self, wants: Wants, name: str, terms: Terms) -> bool:
         levels, now = self._capacity.levels(), self._clock.time()

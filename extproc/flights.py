@@ -24,7 +24,7 @@ from extproc.allowances import NOTHING, Allowance, Allowances
 from extproc.breakers import Breakers
 from extproc.core import spend
 from extproc.core.affinity import Affinity
-from extproc.core.breaker import Outcome
+from extproc.core.breaker import Evidence, Outcome
 from extproc.core.bucket import TokenBucket
 from extproc.core.capacity import Answer, Ask, Change, Option
 from extproc.core.events import AttemptFailed, Observed, Overshot, Settled, Shadowed
@@ -58,6 +58,9 @@ TIMED_OUT = "response_timeout"
 """Flag and details of a request that Envoy ended by itself: no record of an attempt tells of that."""
 REPLACED = f"tidegate_{Reason.EVICTED}"
 """Details of a request that was ended here while it ran, because its client had sent it again: that one is gone."""
+MALFORMED = "malformed"
+"""How the filter at the upstream calls an answer that is no JSON."""
+NOT_FOUND = 404
 RATES = 4096
 """Most models and chains whose prices are remembered together."""
 PERIODS = {"usd_day": "day", "usd_hour": "hour"}
@@ -151,7 +154,9 @@ class Flights:
             await self._record_of_another(record)
         elif record.kind is RecordKind.ATTEMPT:
             await self._attempt_failed(flight, record)
-        elif record.kind is RecordKind.FINAL and not flight.settled:
+        elif record.kind is RecordKind.RUNNING:
+            self._time(flight, record)
+        elif not flight.settled:
             await self._final(flight, record)
         if flight is not None:
             self._forget_if_closed(flight)
@@ -275,7 +280,7 @@ class Flights:
             return
         flight.heard.add((record.upstream, record.attempt))
         flight.attempts = max(flight.attempts, record.attempt)
-        outcome = self._judge(record, began=flight.departed or self._clock.time(), hurried=flight.hurried)
+        outcome = self._judge(record, flight)
         if record.flags & CLIENT_LEFT or 0 < record.status < 400:  # noqa: PLR2004 - the answer had begun
             return
         self._observe(AttemptFailed(record.upstream, outcome, record.status, record.error, flight.request.ticket))
@@ -298,7 +303,9 @@ class Flights:
         else:
             timed_out = record.details == TIMED_OUT
             if timed_out:
-                self._judge(record, began=flight.departed or self._clock.time(), hurried=flight.hurried)
+                self._judge(record, flight)
+            elif client_gone:
+                self._time(flight, record)
             changes = flight.unserved(record.upstream if client_gone or timed_out else "")
         self._close(flight, _settled(flight, record, usage, client_gone=client_gone))
         await self._apply(changes, self._own.get(flight))
@@ -321,26 +328,53 @@ class Flights:
             if usage.output and record.duration_s and complete:
                 generating = record.duration_s - flight.waited_s - (record.first_token_s or 0.0)
                 self._pace.learn_output(flight.request.model, generating, usage.output)
-        if client_gone:
+        if client_gone or record.flags & (CUT - {STALLED}):  # a cut was already counted by its attempt record
+            self._time(flight, record)
             return
-        sound = not (record.tail.get("error") or record.tail.get("cut") or record.flags & CUT)
-        outcome = Outcome.SUCCESS if sound else Outcome.FAILURE
-        if not record.flags & (CUT - {STALLED}):  # a cut was already counted by its attempt record
-            cause = f"answer with error {record.tail['error']}" if record.tail.get("error") else "answer ended early"
-            self._breakers.record(record.upstream, outcome, began=flight.departed or 0.0, cause=cause)
+        outcome, cause, malformed = _verdict(record, self._provider(record.upstream))
+        self._tell_breaker(flight, record, outcome, cause, malformed=malformed)
 
-    def _judge(self, record: Record, *, began: float, hurried: bool = False) -> Outcome:
-        upstream = self._policy.upstreams.get(record.upstream)
-        outcome = _outcome(record, upstream.provider if upstream else "")
-        if hurried and "upstream_request_timeout" in record.flags:
+    def _judge(self, record: Record, flight: Flight | None = None) -> Outcome:
+        """What a failed attempt says about its upstream. flight: whose it was, None where nobody knows."""
+        outcome = _outcome(record, self._provider(record.upstream))
+        if flight is not None and flight.hurried and "upstream_request_timeout" in record.flags:
             outcome = Outcome.IGNORED
         what = record.error or ", ".join(sorted(record.flags)) or "no answer"
-        self._breakers.record(record.upstream, outcome, began=began, cause=f"status {record.status}: {what}")
+        cause = f"status {record.status}: {what}"
+        if flight is None:
+            began = self._clock.time() - record.duration_s
+            self._breakers.record(record.upstream, outcome, began=began, cause=cause)
+        else:
+            self._tell_breaker(flight, record, outcome, cause, malformed=record.error.startswith(MALFORMED))
         return outcome
+
+    def _time(self, flight: Flight, record: Record) -> None:
+        """How long its first token took, or that it did not come in this time, is all that it says."""
+        if flight.request.stream and not flight.timed:
+            self._tell_breaker(flight, record, Outcome.IGNORED, "first tokens are late")
+
+    def _tell_breaker(
+        self, flight: Flight, record: Record, outcome: Outcome, cause: str, *, malformed: bool = False
+    ) -> None:
+        request, first_token_s = flight.request, record.first_token_s
+        gave_up = first_token_s is None and record.kind is RecordKind.FINAL and not record.status
+        failed = record.kind is RecordKind.ATTEMPT or record.status >= 400  # noqa: PLR2004 - HTTP
+        if failed or flight.timed or not request.stream or flight.departed is None or record.attempt > 1:
+            first_token_s = None
+        elif gave_up:
+            first_token_s = record.duration_s - flight.waited_s
+        flight.timed = flight.timed or first_token_s is not None
+        evidence = Evidence(request.id, request.size.input, first_token_s, malformed, request.model, gave_up)
+        began = self._clock.time() if flight.departed is None else flight.departed
+        self._breakers.record(record.upstream, outcome, began=began, cause=cause, evidence=evidence)
+
+    def _provider(self, name: str) -> str:
+        upstream = self._policy.upstreams.get(name)
+        return upstream.provider if upstream else ""
 
     async def _record_of_another(self, record: Record) -> None:
         if record.kind is RecordKind.ATTEMPT:
-            self._judge(record, began=self._clock.time() - record.duration_s)
+            self._judge(record)
         elif record.kind is RecordKind.RUNNING and record.upstream in self._policy.upstreams:
             before, _ = self._adopted.get(record.ticket, ("", 0.0))
             self._adopted[record.ticket] = (record.upstream, self._clock.time())
@@ -410,10 +444,30 @@ def _outcome(record: Record, provider: str) -> Outcome:
         return Outcome.IGNORED
     if record.flags & (UNSENT | CUT):
         return Outcome.FAILURE
-    kind, _, code = record.error.partition("/")
-    match classify(provider, record.status, kind, code):
+    return _meaning(provider, record.status, record.error)
+
+
+def _verdict(record: Record, provider: str) -> tuple[Outcome, str, bool]:
+    """What an answer under 200 says about its upstream, why, and whether it is none."""
+    error, bad = str(record.tail.get("error", "")), record.tail.get("bad")
+    if bad or error.startswith(MALFORMED):
+        return Outcome.FAILURE, f"answer is none: {bad or error}", True
+    if error:
+        return _meaning(provider, record.status, error), f"answer with error {error}", False
+    if record.tail.get("cut") or record.flags & CUT:
+        return Outcome.FAILURE, "answer ended early", True
+    return Outcome.SUCCESS, "answered", False
+
+
+def _meaning(provider: str, status: int, error: str) -> Outcome:
+    kind, _, code = error.partition("/")
+    match classify(provider, status, kind, code):
         case ErrorClass.PACE:
             return Outcome.PACED
+        case ErrorClass.TERMINAL:
+            return Outcome.TERMINAL
+        case ErrorClass.CREDENTIAL if status != NOT_FOUND:  # a model's name, which the client may have chosen
+            return Outcome.CREDENTIAL
         case ErrorClass.CLIENT | ErrorClass.NONE:
             return Outcome.IGNORED
         case _:

@@ -58,12 +58,14 @@ class Wants:
     """What one request could take: upstreams in order of preference, and what each costs it.
 
     forced: whatever their breakers say. too_large: none of them could ever hold it; it goes because it is observed.
+    prompt: its tokens.
     """
 
     names: tuple[str, ...]
     prices: dict[str, tuple[Claim, ...]]
     forced: bool = False
     too_large: bool = False
+    prompt: int = 0
 
 
 @value
@@ -112,6 +114,7 @@ class Limiter:
         earliest_probe: Callable[[tuple[str, ...]], float],
         owned: frozenset[str] = frozenset(),
         *,
+        fits: Callable[[str, int], bool] = lambda _name, _prompt: True,
         patience: Callable[[Request], float] = lambda _: 0.0,
         bounds: Bounds | None = None,
         new_share: Callable[[str], float] = lambda _: SessionLimits().new_share,
@@ -119,7 +122,8 @@ class Limiter:
     ) -> None:
         """`earliest_probe` tells when the first of some upstreams may be tried again, on the clock.
 
-        owned: upstreams that serve when nobody else can be waited for. patience: asked of a client's retry that would
+        owned: upstreams that serve when nobody else can be waited for. fits: whether an upstream answers prompts of so
+        many tokens well. patience: asked of a client's retry that would
         have to wait and was not told to come now: 0 when it may, else the seconds after which it may come again.
         bounds: of all lanes together. new_share: which share of a lane's room and patience a tenant's new sessions may
         use. `chance` is in [0, 1).
@@ -131,6 +135,7 @@ class Limiter:
         self._capacity = capacity
         self._clock = clock
         self._allows = allows
+        self._fits = fits
         self._observe = observer
         self._earliest_probe = earliest_probe
         self._owned = owned
@@ -216,11 +221,12 @@ class Limiter:
         if any(map(self._allows, wants.names)) or self._earliest_probe(wants.names) <= request.wait_until:
             return wants
         owned = next((name for name in wants.names if name in self._owned), None)
-        return wants if owned is None else Wants((owned,), wants.prices, forced=True)
+        return wants if owned is None else Wants((owned,), wants.prices, forced=True, prompt=wants.prompt)
 
     def _open(self, wants: Wants) -> list[str]:
-        """The upstreams that may be asked now."""
-        return [name for name in wants.names if wants.forced or self._allows(name)]
+        """The upstreams that may be asked now: those that answer such prompts well, where there are any."""
+        names = [name for name in wants.names if wants.forced or self._allows(name)]
+        return [name for name in names if self._fits(name, wants.prompt)] or names
 
     def _in_view(self, request: Request, wants: Wants) -> list[str]:
         """Those of them that it waits for."""

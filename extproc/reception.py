@@ -142,7 +142,7 @@ class Reception:
         prices = {
             name: routing.claims(policy.upstreams[name], call.model, size, greeting.endpoint, usual) for name in names
         }
-        return request, Wants(names, prices, too_large=too_large)
+        return request, Wants(names, prices, too_large=too_large, prompt=size.input)
 
     def _eligible(self, request: Request, route: Route, pin: str | None) -> tuple[tuple[str, ...], bool]:
         """The upstreams that could serve it, and whether it is too large for them: then it goes if it is observed."""

@@ -7,8 +7,8 @@ from math import inf
 import pytest
 
 from extproc.breakers import Breakers
-from extproc.core.breaker import Outcome, Signal, State
-from extproc.core.events import BreakerMoved
+from extproc.core.breaker import Evidence, Outcome, Sign, Signal, State
+from extproc.core.events import BreakerMoved, SizesMoved
 from extproc.core.policy import BreakerRules, Upstream
 from extproc.core.request import Dialect
 from tests.doubles import HandClock, Observer
@@ -50,14 +50,15 @@ def test_every_move_is_announced_with_its_cause_and_waiters_are_looked_at(board:
     board.fail("a")
     assert (board.observer.events, board.moves) == ([], 0)
     board.fail("a")
-    for signal in (Signal.RESTED, Signal.PROBE_OK):
+    for signal in (Signal.RESTED, Signal.PROBE_OK, Signal.RAMPED):
         board.breakers.signal("a", signal, signal.value)
     assert [(e.upstream, e.before, e.after, e.cause) for e in board.observer.of(BreakerMoved)] == [
         ("a", State.CLOSED, State.OPEN, "status 503"),
         ("a", State.OPEN, State.HALF_OPEN, "rested"),
-        ("a", State.HALF_OPEN, State.CLOSED, "probe_ok"),
+        ("a", State.HALF_OPEN, State.RAMPING, "probe_ok"),
+        ("a", State.RAMPING, State.CLOSED, "ramped"),
     ]
-    assert board.moves == 3
+    assert board.moves == 4
 
 
 def test_waiters_see_the_new_state(board: Board) -> None:
@@ -102,3 +103,84 @@ def test_a_signal_without_an_entry_in_the_table_raises_and_tells_nobody(board: B
     with pytest.raises(KeyError):
         board.breakers.signal("a", Signal.PROBE_OK, "?")
     assert (board.observer.events, board.moves) == ([], 0)
+
+
+def returning(board: Board) -> None:
+    """Upstream `a` has rested, and its canary was answered."""
+    board.fail("a", 2)
+    for signal in (Signal.RESTED, Signal.PROBE_OK):
+        board.breakers.signal("a", signal, signal.value)
+
+
+def test_a_transition_is_told_with_its_numbers_and_the_requests_that_led_to_it(board: Board) -> None:
+    """What was counted, how long it rests, and whose requests they were."""
+    for n in range(2):
+        evidence = Evidence(request=f"r{n}")
+        board.breakers.record("a", Outcome.FAILURE, began=board.clock.now, cause="status 503", evidence=evidence)
+    [moved] = board.observer.of(BreakerMoved)
+    assert (moved.sign, moved.requests) == (Sign.FAILURES, ("r0", "r1"))
+    assert moved.numbers == {"failures": 2, "paced": 0, "attempts": 2, "error_share": 1.0, "rest_s": 6.25}
+
+
+def test_a_probe_that_is_refused_our_key_is_told_as_that(board: Board) -> None:
+    """And it rests for long."""
+    board.fail("a", 2)
+    board.breakers.signal("a", Signal.RESTED, "rested")
+    board.breakers.signal("a", Signal.PROBE_FAILED, "canary got status 401", grave=Sign.CREDENTIAL)
+    moved = board.observer.of(BreakerMoved)[-1]
+    assert (moved.sign, moved.numbers["rest_s"]) == (Sign.CREDENTIAL, 1125.0)
+    assert board.breakers.state()["a"] == {
+        "state": "open", "failures": 0, "paced": 0, "rests_s": 1125.0, "sign": "credential",
+    }  # fmt: skip
+
+
+def test_while_traffic_returns_so_many_may_run_as_its_window_says(board: Board) -> None:
+    """What runs is counted by others; each success makes room for one more, and waiters are looked at."""
+    running = 0
+    board.breakers.flying = lambda _: running
+    returning(board)
+    assert board.breakers.allows("a")
+    running = 2
+    assert not board.breakers.allows("a")
+    assert board.breakers.earliest_probe(("a",)) <= board.clock.now
+    moves = board.moves
+    board.breakers.record("a", Outcome.SUCCESS, began=board.clock.now, cause="")
+    assert board.breakers.allows("a")
+    assert board.moves == moves + 1
+    assert board.breakers.state()["a"]["window"] == 3.0
+
+
+def test_time_widens_the_window_and_ends_the_ramp(board: Board) -> None:
+    """Waiters are looked at while it grows; at its end it is closed like any other."""
+    returning(board)
+    moves = board.moves
+    board.clock.now += 5
+    board.breakers.tick()
+    assert (board.moves, board.breakers.by_name["a"].state) == (moves + 1, State.RAMPING)
+    board.clock.now += 5
+    board.breakers.tick()
+    assert board.breakers.by_name["a"].state is State.CLOSED
+    assert board.observer.of(BreakerMoved)[-1].cause == "traffic has returned"
+    moves = board.moves
+    board.breakers.tick()
+    assert board.moves == moves
+
+
+def test_a_size_class_that_is_kept_away_is_told_when_it_goes_and_when_it_returns(board: Board) -> None:
+    """With its numbers and requests; what failed otherwise says nothing of sizes."""
+    bad = Evidence(request="r", prompt=20_000, malformed=True)
+    for _ in range(20):
+        board.breakers.record("b", Outcome.IGNORED, began=0.0, cause="", evidence=Evidence(prompt=20_000))
+    for _ in range(5):
+        board.breakers.record("b", Outcome.FAILURE, began=board.clock.now, cause="answer ended early", evidence=bad)
+    assert (board.breakers.fits("b", 20_000), board.breakers.fits("a", 20_000)) == (False, True)
+    assert board.breakers.allows("b")
+    assert board.breakers.state()["b"]["sizes_kept_away"] == ["16000-63999"]
+    board.clock.now += 6
+    board.breakers.tick()
+    gone, back = board.observer.of(SizesMoved)
+    assert (gone.sizes, gone.shut, gone.cause, gone.requests) == ("16000-63999", True, "answer ended early", ("r",) * 5)
+    assert gone.numbers["malformed_share"] == 1.0
+    assert (back.sizes, back.shut) == ("16000-63999", False)
+    assert board.breakers.fits("b", 20_000)
+    assert board.moves == 2

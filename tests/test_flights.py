@@ -17,7 +17,7 @@ from extproc.core.breaker import Signal, State
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.capacity import Ask, Claim, Option, Store
-from extproc.core.events import AttemptFailed, Overshot, Settled
+from extproc.core.events import AttemptFailed, Overshot, Settled, SizesMoved
 from extproc.core.flight import Flight
 from extproc.core.forecast import Pace
 from extproc.core.policy import Accounting, BreakerRules, Policy, Prices, SessionLimits, Tenant, Upstream
@@ -759,8 +759,9 @@ def test_an_end_that_comes_while_silent_requests_are_swept_is_no_trouble() -> No
     [
         ({"status": 503}, "failures"),
         ({"status": 500, "error": "server_error/-"}, "failures"),
-        ({"status": 401, "error": "-/invalid_api_key"}, "failures"),
-        ({"status": 429, "error": "-/insufficient_quota"}, "failures"),
+        ({"status": 401, "error": "-/invalid_api_key"}, "credential"),
+        ({"status": 429, "error": "-/insufficient_quota"}, "terminal"),
+        ({"status": 404, "error": "-/account_deactivated"}, "failures"),
         ({"status": 0, "flags": TIMEOUT}, "failures"),
         ({"status": 0, "flags": REFUSED}, "failures"),
         ({"status": 429}, "paced"),
@@ -784,6 +785,8 @@ def test_what_a_failed_attempt_says_about_its_upstream(record: dict[str, Any], s
             "failures": int(state == "failures"),
             "paced": int(state == "paced"),
         }
+        assert (breaker.verdict.sign or "") == (state if state in ("terminal", "credential") else "")
+        assert desk.breakers.allows("a") == (breaker.verdict.sign is None)
         await trip.land()
 
     play(scenario)
@@ -820,6 +823,9 @@ def test_what_was_ended_here_is_booked_as_if_its_client_had_left(
         ({"events": 3}, {}, True, 0),
         ({}, {}, False, 0),
         (DONE | {"error": "overloaded_error/-"}, {}, True, 2),
+        (DONE | {"error": "invalid_request_error/-"}, {}, True, 1),
+        (DONE | {"bad": "empty"}, {}, True, 2),
+        ({"error": "malformed/-"}, {}, False, 2),
         ({"error": "server_error/-"}, {}, False, 2),
         ({"events": 3}, {"flags": TIMEOUT}, True, 1),
         ({"events": 3}, {"flags": LEFT}, True, 1),
@@ -848,6 +854,74 @@ def test_what_an_answer_says_about_its_upstream(
     play(scenario)
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "stream", "told"),
+    [
+        (RecordKind.FINAL, {}, True, [0.5]),
+        (RecordKind.FINAL, {}, False, []),
+        (RecordKind.FINAL, {"attempt": 2}, True, []),
+        (RecordKind.FINAL, {"first_token_s": None}, True, []),
+        (RecordKind.FINAL, {"status": 503}, True, []),
+        (RecordKind.FINAL, {"flags": LEFT}, True, [0.5]),
+        (RecordKind.FINAL, {"status": 0, "flags": LEFT, "first_token_s": None}, True, [2.0]),
+        (RecordKind.RUNNING, {}, True, [0.5]),
+        (RecordKind.ATTEMPT, {"status": 503}, True, []),
+    ],
+)
+def test_how_long_a_first_token_took_is_told_of_streams(
+    kind: RecordKind,
+    more: dict[str, Any],
+    stream: bool,  # noqa: FBT001
+    told: list[float],
+) -> None:
+    """Of the first upstream that was asked; by a client that gave up, how long it waited in vain."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk, seen = Desk(loop), []
+        desk.breakers.record = lambda *_, evidence=None, **__: seen.append(evidence)  # type: ignore[method-assign]
+        trip = await desk.take_off("a", stream=stream, model="m")
+        about = trip.about(kind, "a", **{"status": 200, "tail": DONE, **more})
+        await desk.flights.record(about)
+        assert [one.first_token_s for one in seen if one.first_token_s is not None] == told
+        assert all((one.request, one.prompt, one.model) == ("id-1", 60, "m") for one in seen)
+        await trip.land()
+
+    play(scenario)
+
+
+def test_a_first_token_is_told_once() -> None:
+    """While the answer runs, and not again when it has ended."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk, seen = Desk(loop), []
+        desk.breakers.record = lambda *_, evidence=None, **__: seen.append(evidence)  # type: ignore[method-assign]
+        trip = await desk.take_off("a")
+        for _ in range(3):
+            await desk.flights.record(trip.about(RecordKind.RUNNING, "a", 200))
+        await trip.final("a", tail=DONE)
+        assert [one.first_token_s for one in seen] == [0.5, None]
+        await trip.land()
+
+    play(scenario)
+
+
+def test_answers_to_large_prompts_that_are_none_keep_only_those_away() -> None:
+    """An upstream that truncates them goes on with others, and is told with the requests that showed it."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for tail in [{"bad": "json"}, {"cut": "1"}, {"events": 3, "cut": "1"}, {"bad": "short"}, {"bad": "empty"}]:
+            trip = await desk.take_off("a", size=Size(20_000, 40))
+            await trip.final("a", tail=tail | {"in": 50, "out": 10})
+            await trip.land()
+        assert desk.breakers.allows("a")
+        assert (desk.breakers.fits("a", 20_000), desk.breakers.fits("a", 100)) == (False, True)
+        [moved] = desk.observer.of(SizesMoved)
+        assert (moved.sizes, moved.shut, moved.requests) == ("16000-63999", True, tuple(f"id-{n}" for n in range(1, 6)))
+
+    play(scenario)
+
+
 def test_a_failure_that_is_told_twice_counts_once() -> None:
     """One request that failed once never opens a breaker."""
 
@@ -870,7 +944,7 @@ def test_results_of_requests_that_left_before_a_transition_are_ignored() -> None
         desk = Desk(loop)
         trips = [await desk.take_off("ab") for _ in range(5)]
         await asyncio.sleep(1)
-        for signal in (Signal.TRIP, Signal.RESTED, Signal.PROBE_OK):
+        for signal in (Signal.TRIP, Signal.RESTED, Signal.PROBE_OK, Signal.RAMPED):
             desk.breakers.signal("a", signal, "test")
         for trip in trips:
             await trip.failed("a", 503)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.core.policy import Accounting, Kind, Limit, WhenBusy
+from extproc.core.policy import Accounting, BreakerRules, Kind, Limit, RatioRules, SlowRules, WhenBusy
 from extproc.core.refusal import RULES, Reason
 from extproc.core.request import Dialect
 from extproc.settings import PROVIDERS, Settings, SettingsError, load, parse
@@ -667,3 +667,49 @@ def test_a_model_that_an_upstream_serves(upstream: dict[str, Any], model: str) -
 def test_an_upstream_that_serves_only_patterns_is_asked_for_any_model() -> None:
     """Nothing better is known."""
     assert parse(PLAIN.replace("[m]", "['*']"), "file", {}).model_of("a") == "default"
+
+
+def rented(**upstream: Any) -> str:
+    """The plain config with an upstream that is not owned."""
+    raw = yaml.safe_load(plain(owned=False, **upstream))
+    raw["routes"][0]["acknowledge_unowned"] = True
+    return yaml.safe_dump(raw)
+
+
+def test_each_sign_of_a_breaker_can_be_turned_off_and_set() -> None:
+    """Null turns it off; what is not said keeps its default."""
+    off = {"failures": None, "paced": None, "errors": None, "slow": None, "malformed": None, "quarantine_s": None}
+    rules = parse(rented(breaker=off), "file", {}).policy().upstreams["a"].breaker
+    signs = (rules.failures, rules.paced, rules.errors, rules.slow, rules.malformed, rules.quarantine_s)
+    assert signs == (None,) * 6
+    some = {"errors": {"share": 0.2}, "slow": {"times": 4, "median_times": None}, "malformed": {"volume": 50}}
+    rules = parse(rented(breaker=some), "file", {}).policy().upstreams["a"].breaker
+    assert rules.errors == RatioRules(0.2, 30.0, 20)
+    assert rules.slow == SlowRules(times=4.0, median_times=None)
+    assert rules.malformed == RatioRules(0.3, 300.0, 50)
+    assert parse(rented(), "file", {}).policy().upstreams["a"].breaker == BreakerRules()
+
+
+def test_what_is_owned_is_not_sick_for_being_slow() -> None:
+    """Unless it is written: nothing stands behind it, and queues make it slow."""
+    assert parse(plain(owned=True), "file", {}).policy().upstreams["a"].breaker == BreakerRules(slow=None)
+    rules = parse(plain(owned=True, breaker={"slow": {}}), "file", {}).policy().upstreams["a"].breaker
+    assert rules.slow == SlowRules()
+
+
+@pytest.mark.parametrize(
+    ("breaker", "said"),
+    [
+        ({"cool_down_s": 60}, "cool_down_max_s: must be at least cool_down_s"),
+        ({"quarantine_s": 9000}, "quarantine_max_s: must be at least quarantine_s"),
+        ({"errors": {"share": 0}}, "errors.share"),
+        ({"slow": {"times": 1}}, "slow.times"),
+        ({"failures": 0}, "failures"),
+        ({"malformed": {"bad": 1}}, "malformed.bad"),
+    ],
+)
+def test_breakers_that_make_no_sense_are_refused(breaker: dict[str, object], said: str) -> None:
+    """With the place in the file."""
+    with pytest.raises(SettingsError) as caught:
+        parse(plain(breaker=breaker), "file", {})
+    assert said in str(caught.value)

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import copy
+import json
+import logging
 from typing import Any
 
 import pytest
 
-from extproc.core.events import Admitted, LimitsMoved, Observed, Retried, Scraped, Settled, Shadowed
+from extproc.core.breaker import Sign, State
+from extproc.core.events import (
+    Admitted,
+    BreakerMoved,
+    LimitsMoved,
+    Observed,
+    Probed,
+    Retried,
+    Scraped,
+    Settled,
+    Shadowed,
+    SizesMoved,
+)
 from extproc.core.refusal import Reason
 from extproc.core.request import Usage
+from extproc.telemetry.log import JsonLines, log_event
 from extproc.telemetry.tally import MAX_NAMES, Tally
 from extproc.up import summary
 from tests.doubles import request
@@ -104,3 +119,43 @@ def test_money_is_summed_where_it_was_spent_and_unknown_prices_are_told() -> Non
     for cost_usd in (0.25, 0.5, None, 0.0):
         tally(Settled(request(), "a", 1, 200, Usage(1, 1), 0.0, cost_usd=cost_usd))
     assert (tally.snapshot()["spent_usd"], tally.snapshot()["unpriced"]) == ({"a": 0.75}, 1)
+
+
+def test_canaries_are_booked_apart() -> None:
+    """Their tokens and dollars are nobody's, and none of what was served."""
+    tally = Tally()
+    tally(Probed("a", ok=True, seconds=0.1, tokens=14, cost_usd=0.002))
+    tally(Probed("a", ok=True, seconds=0.1, tokens=14, cost_usd=0.002))
+    tally(Probed("a", ok=False, seconds=5.0))
+    seen = tally.snapshot()
+    assert (seen["probes"], seen["probe_tokens"], seen["probe_usd"]) == (
+        {"a:ok": 2, "a:failed": 1},
+        {"a": 28},
+        {"a": 0.004},
+    )
+    assert (seen["tokens"], seen["spent_usd"]) == ({}, {})
+
+
+def test_every_transition_is_kept_as_it_was_told() -> None:
+    """With cause, numbers and requests, newest last; so many of them and no more."""
+    tally = Tally()
+    for _ in range(99):
+        tally(BreakerMoved("b", State.CLOSED, State.OPEN, "again"))
+    tally(BreakerMoved("a", State.CLOSED, State.OPEN, "status 402", Sign.TERMINAL, {"rest_s": 900.0}, ("r1",)))
+    tally(SizesMoved("a", "16000-63999", shut=False, cause="rested"))
+    *_, moved, sizes = alerts = tally.snapshot()["alerts"]
+    assert len(alerts) == 50
+    told = {"upstream": "a", "before": "closed", "after": "open", "cause": "status 402", "sign": "terminal"}
+    assert moved == told | {"at": moved["at"], "numbers": {"rest_s": 900.0}, "requests": ("r1",)}
+    assert (sizes["sizes"], sizes["shut"]) == ("16000-63999", False)
+
+
+def test_our_credit_and_our_key_are_logged_as_errors(caplog: pytest.LogCaptureFixture) -> None:
+    """Other transitions as warnings; the line has cause, numbers and requests."""
+    with caplog.at_level(logging.INFO, logger="tidegate"):
+        for sign in (Sign.FAILURES, Sign.TERMINAL, Sign.CREDENTIAL):
+            log_event(BreakerMoved("a", State.CLOSED, State.OPEN, "why", sign, {"failures": 3}, ("r1", "r2")))
+        log_event(SizesMoved("a", "64000-", shut=True, cause="why"))
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR", "ERROR", "WARNING"]
+    line = json.loads(JsonLines().format(caplog.records[0]))
+    assert (line["sign"], line["numbers"], line["requests"]) == ("failures", {"failures": 3}, ["r1", "r2"])

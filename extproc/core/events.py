@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
+
 from extproc.core.breaker import Outcome, State
 from extproc.core.refusal import Reason
 from extproc.core.request import Request, Usage
@@ -9,7 +12,7 @@ from extproc.core.value import value
 
 __all__ = [
     "Admitted", "AttemptFailed", "BreakerMoved", "Event", "LimitsMoved", "Observed", "Overshot", "Probed", "Queued",
-    "Refused", "Retried", "Scraped", "Settled", "Shadowed",
+    "Refused", "Retried", "Scraped", "Settled", "Shadowed", "SizesMoved",
 ]  # fmt: skip
 
 
@@ -97,21 +100,42 @@ class Overshot:
 
 @value
 class BreakerMoved:
-    """An upstream's breaker went from one state to another; cause is a few words with numbers."""
+    """An upstream's breaker went from one state to another; cause is a few words.
+
+    sign: of what it was taken for sick, empty where something else moved it. numbers: what had been counted, and the
+    rest that follows. requests: ids of the last that led to it.
+    """
 
     upstream: str
     before: State
     after: State
     cause: str
+    sign: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    requests: tuple[str, ...] = ()
+
+
+@value
+class SizesMoved:
+    """Prompts of one size class (`from-to` in tokens) are kept away from an upstream, or return there (not shut)."""
+
+    upstream: str
+    sizes: str
+    shut: bool
+    cause: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    requests: tuple[str, ...] = ()
 
 
 @value
 class Probed:
-    """A canary call to an upstream ended."""
+    """A canary call to an upstream ended. What it used: tokens, and dollars where a price is known."""
 
     upstream: str
     ok: bool
     seconds: float
+    tokens: int = 0
+    cost_usd: float | None = None
 
 
 @value
@@ -151,5 +175,5 @@ class Scraped:
 
 Event = (
     Queued | Admitted | Refused | Retried | AttemptFailed | Settled | Overshot | BreakerMoved | Probed
-    | Observed | Shadowed | LimitsMoved | Scraped
+    | Observed | Shadowed | LimitsMoved | Scraped | SizesMoved
 )  # fmt: skip

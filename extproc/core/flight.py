@@ -52,7 +52,8 @@ class Flight:
     allowance: what it took of its tenant and session. rates: dollars per upstream, where they are known. heard: the
     failed attempts (upstream and number) that were reported. hurried: its time limits are the caller's own, so that a
     timeout says nothing about an upstream. used: tokens that it really used, once that is settled. cost: dollars that
-    it has cost so far; None as long as no price was known. Before `depart` only `cancel` changes anything.
+    it has cost so far; None as long as no price was known. timed: how long its first token took was told. Before
+    `depart` only `cancel` changes anything.
     """
 
     request: Request
@@ -65,6 +66,7 @@ class Flight:
     landed: float | None = None
     attempts: int = 0
     heard: set[tuple[str, int]] = field(default_factory=set)
+    timed: bool = False
     hurried: bool = False
     settled: bool = False
     used: Size | None = None

@@ -23,9 +23,11 @@ __all__ = [
     "Pacing",
     "Policy",
     "Prices",
+    "RatioRules",
     "RetryRules",
     "Route",
     "SessionLimits",
+    "SlowRules",
     "Tenant",
     "Upstream",
     "WhenBusy",
@@ -112,14 +114,54 @@ class KvRules:
 
 
 @dataclass(frozen=True, slots=True)
-class BreakerRules:
-    """When an upstream counts as sick, and how long it rests. Times in seconds."""
+class RatioRules:
+    """Sick when at least `share` of the results of `window_s` seconds are bad, and there are at least `volume`."""
 
-    failures: int = 3
-    paced: int = 5
+    share: float
+    window_s: float
+    volume: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRules:
+    """Sick when first tokens take too long against what is usual there (see core.baseline).
+
+    Their P95 within `window_s` seconds, which is to say more than `share` of them, above `times` the usual P95; or the
+    median of the last `volume` above `median_times` the usual median, None for never. At least `volume` are needed,
+    and what comes within `least_s` seconds is never slow.
+    """
+
+    times: float = 3.0
+    median_times: float | None = 2.0
+    share: float = 0.05
+    window_s: float = 30.0
+    volume: int = 20
+    least_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerRules:
+    """When an upstream counts as sick, how long it rests, and how traffic returns. Times in seconds; None is never.
+
+    failures, paced: so many failures, or 429s, in a row. errors: share of failed attempts. slow: first tokens.
+    malformed: share of answers that are none, of each prompt-size class; only that class is kept away. cool_down_s: the
+    first rest, doubled after each failed probe up to cool_down_max_s, and up to `jitter` of it longer by chance.
+    quarantine_s, quarantine_max_s: the same where the account has no credit, or the key was refused a probe, too.
+    ramp_s: how long traffic takes to return, 0 for at once; it begins with `ramp_from` requests at a time.
+    """
+
+    failures: int | None = 3
+    paced: int | None = 5
+    errors: RatioRules | None = RatioRules(share=0.5, window_s=30.0, volume=20)
+    slow: SlowRules | None = SlowRules()
+    malformed: RatioRules | None = RatioRules(share=0.3, window_s=300.0, volume=5)
     cool_down_s: float = 5.0
-    cool_down_max_s: float = 120.0
+    cool_down_max_s: float = 20.0
     jitter: float = 0.1
+    quarantine_s: float | None = 900.0
+    quarantine_max_s: float = 7200.0
+    ramp_s: float = 10.0
+    ramp_from: int = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,8 +1,11 @@
 """Canary calls: whether a rested upstream serves again is tried with a call of our own, never with a user's prompt.
 
 The call asks for "reply OK" with at most five tokens, within five seconds, through Envoy's private probe listener with
-that upstream forced: so the credentials, the path and the network are the ones that users' requests will meet. What it
-costs is charged to the upstream's buckets like anything else.
+that upstream forced: so the credentials, the path and the network are the ones that users' requests will meet. An
+engine is asked for its `/health` first, where it has one, because a dead one need not be made to generate. What a
+canary costs is charged to the upstream's buckets like anything else, and booked apart: nobody asked for it.
+
+A canary that is told of our credit or our key sends the upstream to rest for long.
 """
 
 from __future__ import annotations
@@ -15,20 +18,26 @@ from dataclasses import dataclass
 import aiohttp
 
 from extproc.breakers import Breakers
-from extproc.core.breaker import Signal, State
+from extproc.core.breaker import Sign, Signal, State
 from extproc.core.capacity import Change
 from extproc.core.events import Probed
 from extproc.core.policy import Upstream
 from extproc.core.request import Dialect, Endpoint, Size
 from extproc.core.routing import claims
+from extproc.core.spend import cost, prices_of
+from extproc.dialects import ErrorClass, classify
 from extproc.ports import Capacity, Clock, Observer
 
-__all__ = ["Canary", "Target"]
+__all__ = ["Canary", "Finding", "Target"]
 
 SIZE = Size(input=12, output=5)
 TIMEOUT_S = 5.0
 CHECK_EVERY_S = 0.25
 MAX_ANSWER_BYTES = 65_536
+ENGINES = frozenset({"vllm", "sglang"})
+OK = 200
+NO_SUCH_PAGE = (404, 405)
+GRAVE = {ErrorClass.TERMINAL: Sign.TERMINAL, ErrorClass.CREDENTIAL: Sign.CREDENTIAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,18 @@ class Target:
 
     upstream: Upstream
     model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a canary found: why the upstream does not serve, empty when it does. grave: that is our credit or our key.
+
+    used: tokens of its answer, None when there was none.
+    """
+
+    cause: str = ""
+    grave: Sign | None = None
+    used: Size | None = None
 
 
 class Canary:
@@ -66,6 +87,7 @@ class Canary:
         async with aiohttp.ClientSession(timeout=timeout) as session:
             try:
                 while True:
+                    self._breakers.tick()
                     for name in self._breakers.due():
                         self._breakers.signal(name, Signal.RESTED, "rested")
                         probe = asyncio.create_task(self._probe(session, name))
@@ -78,34 +100,99 @@ class Canary:
 
     async def _probe(self, session: aiohttp.ClientSession, name: str) -> None:
         began = self._clock.time()
-        target = self._targets[name]
+        target, breaker = self._targets[name], self._breakers.by_name[name]
         await self._charge(target)
-        cause = await self._call(session, target)
-        self._observe(Probed(name, not cause, self._clock.time() - began))
-        if self._breakers.by_name[name].state is State.HALF_OPEN:  # an operator may have moved it meanwhile
-            signal = Signal.PROBE_FAILED if cause else Signal.PROBE_OK
-            self._breakers.signal(name, signal, cause or "canary answered")
+        found = await self._call(session, target)
+        used, prices = found.used, prices_of(target.upstream, target.model)
+        self._observe(
+            Probed(
+                name,
+                not found.cause,
+                self._clock.time() - began,
+                tokens=used.total if used else 0,
+                cost_usd=cost(prices, used) if used and prices else None,
+            )
+        )
+        if breaker.state is State.HALF_OPEN:  # an operator may have moved it meanwhile
+            signal = Signal.PROBE_FAILED if found.cause else Signal.PROBE_OK
+            self._breakers.signal(name, signal, found.cause or "canary answered", grave=found.grave)
 
-    async def _call(self, session: aiohttp.ClientSession, target: Target) -> str:
-        """Empty when the upstream answered as it should, else what was wrong."""
-        path, body = _question(target)
-        headers = {"x-tidegate-probe": target.upstream.name}
+    async def _call(self, session: aiohttp.ClientSession, target: Target) -> Finding:
         try:
-            async with session.post(self._url + path, json=body, headers=headers) as response:
-                if response.status != 200:  # noqa: PLR2004
-                    return f"canary got status {response.status}"
-                answer = json.loads(await response.content.read(MAX_ANSWER_BYTES))
+            async with asyncio.timeout(TIMEOUT_S):
+                if target.upstream.provider in ENGINES and (cause := await self._unhealthy(session, target)):
+                    return Finding(cause)
+                return await self._ask(session, target)
         except TimeoutError:
-            return f"canary got no answer in {TIMEOUT_S:g} s"
+            return Finding(f"canary got no answer in {TIMEOUT_S:g} s")
         except (aiohttp.ClientError, ValueError, RecursionError) as error:
-            return f"canary failed: {type(error).__name__}"
-        sound = isinstance(answer, dict) and "error" not in answer and (answer.get("choices") or answer.get("content"))
-        return "" if sound else "canary got an answer that is none"
+            return Finding(f"canary failed: {type(error).__name__}")
+
+    async def _unhealthy(self, session: aiohttp.ClientSession, target: Target) -> str:
+        """What an engine says of its own health; empty when it is well, or has no such page."""
+        async with session.get(self._url + "/health", headers=_forced(target)) as response:
+            return "" if response.status in (OK, *NO_SUCH_PAGE) else f"engine's health is {response.status}"
+
+    async def _ask(self, session: aiohttp.ClientSession, target: Target) -> Finding:
+        path, body = _question(target)
+        async with session.post(self._url + path, json=body, headers=_forced(target)) as response:
+            text = await response.content.read(MAX_ANSWER_BYTES)
+            if response.status != OK:
+                grave = self._grave(target, response.status, text)
+                return Finding(f"canary got status {response.status}", grave)
+        answer = json.loads(text)
+        if not isinstance(answer, dict) or "error" in answer or not (answer.get("choices") or answer.get("content")):
+            return Finding("canary got an answer that is none", self._grave(target, OK, text))
+        return Finding(used=_used(answer))
+
+    def _grave(self, target: Target, status: int, text: bytes) -> Sign | None:
+        """Whether that is about our credit or our key.
+
+        Some say so in words that only a client's error would have, so what was one of these stays one.
+        """
+        means = classify(target.upstream.provider, status, *_complaint(text))
+        if means in GRAVE:
+            return GRAVE[means]
+        before = self._breakers.by_name[target.upstream.name].verdict.sign
+        return before if means is ErrorClass.CLIENT and before in GRAVE.values() else None
 
     async def _charge(self, target: Target) -> None:
         price = claims(target.upstream, target.model, SIZE, Endpoint.CHAT)
         changes = [Change(claim.key, -claim.amount) for claim in price if not claim.key.endswith(("/slots", "/kv"))]
         await self._capacity.change(changes)
+
+
+def _forced(target: Target) -> dict[str, str]:
+    return {"x-tidegate-probe": target.upstream.name}
+
+
+def _complaint(text: bytes) -> tuple[str, str]:
+    """Type and code of an error body, empty words where it has none."""
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        return "", ""
+    told = told[0] if isinstance(told, list) and told else told
+    error = told.get("error", told) if isinstance(told, dict) else None
+    if not isinstance(error, dict):
+        return "", ""
+    kind, code = error.get("type") or error.get("status"), error.get("code")
+    return _word(kind), _word(code)
+
+
+def _word(told: object) -> str:
+    return str(told) if isinstance(told, (str, int)) else ""
+
+
+def _used(answer: dict[str, object]) -> Size:
+    """Tokens as it reports them in either dialect, ours where it does not."""
+    usage = answer.get("usage")
+    told = usage if isinstance(usage, dict) else {}
+    sent, got = (
+        told.get("prompt_tokens", told.get("input_tokens")),
+        told.get("completion_tokens", told.get("output_tokens")),
+    )
+    return Size(sent if isinstance(sent, int) else SIZE.input, got if isinstance(got, int) else SIZE.output)
 
 
 def _question(target: Target) -> tuple[str, dict[str, object]]:

@@ -16,7 +16,8 @@ __all__ = ["probe_listener"]
 
 _MAX_BODY = 4096
 _PER_SECOND = 5
-"""On top of one for each upstream, which may all have to be tried at once."""
+"""On top of one for each upstream, which may all have to be tried at once; engines are asked for their health, too."""
+_ENGINES = frozenset({"vllm", "sglang"})
 
 
 def probe_listener(settings: Settings) -> Data:
@@ -29,7 +30,7 @@ def probe_listener(settings: Settings) -> Data:
         stream_idle_timeout="15s",
         route_config={"name": "probe", "virtual_hosts": [_host(settings)]},
         http_filters=[
-            local_rate_limit("probe", token_bucket(_PER_SECOND + len(settings.upstreams))),
+            local_rate_limit("probe", token_bucket(_PER_SECOND + _calls(settings))),
             body_limit,
             router(),
         ],
@@ -40,6 +41,10 @@ def probe_listener(settings: Settings) -> Data:
         "per_connection_buffer_limit_bytes": settings.gateway.max_answer_bytes,
         "filter_chains": [{"filters": [manager]}],
     }
+
+
+def _calls(settings: Settings) -> int:
+    return sum(2 if upstream.provider in _ENGINES else 1 for upstream in settings.upstreams.values())
 
 
 def _host(settings: Settings) -> Data:

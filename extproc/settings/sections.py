@@ -278,14 +278,84 @@ class KvSettings(Section):
         )
 
 
-class BreakerSettings(Section):
-    """When an upstream counts as sick."""
+class RatioSettings(Section):
+    """Sick when at least `share` of the results of `window_s` seconds are bad, of `volume` at least."""
 
-    failures: Count = 3
-    paced: Count = 5
-    """Consecutive 429s."""
+    share: Annotated[float, BeforeValidator(_number), Field(gt=0, le=1)]
+    window_s: Seconds
+    volume: Count
+
+
+class ErrorSettings(RatioSettings):
+    """Share of failed attempts."""
+
+    share: Annotated[float, BeforeValidator(_number), Field(gt=0, le=1)] = 0.5
+    window_s: Seconds = 30.0
+    volume: Count = 20
+
+
+class MalformedSettings(RatioSettings):
+    """Share of answers that are none (invalid, empty, truncated) to prompts of one size class."""
+
+    share: Annotated[float, BeforeValidator(_number), Field(gt=0, le=1)] = 0.3
+    window_s: Seconds = 300.0
+    volume: Count = 5
+
+
+class SlowSettings(Section):
+    """Time to the first token of streams, against what is usual for that model and size of prompt."""
+
+    times: Annotated[float, BeforeValidator(_number), Field(gt=1, allow_inf_nan=False)] = 3.0
+    """Sick when its 95th percentile is above so many times the usual one."""
+    median_times: Annotated[float, BeforeValidator(_number), Field(gt=1, allow_inf_nan=False)] | None = 2.0
+    """Or the median of the last `volume` above so many times the usual median: gradual decay shows there first."""
+    share: Annotated[float, BeforeValidator(_number), Field(gt=0, lt=1)] = 0.05
+    """Share that may be later than `times` says; 5 % makes it the 95th percentile."""
+    window_s: Seconds = 30.0
+    volume: Count = 20
+    least_s: SomeSeconds = 1.0
+    """What comes within so many seconds is never slow."""
+
+
+class BreakerSettings(Section):
+    """When an upstream counts as sick; null turns a sign off."""
+
+    failures: Count | None = 3
+    """In a row."""
+    paced: Count | None = 5
+    """429s in a row."""
+    errors: ErrorSettings | None = ErrorSettings()
+    slow: SlowSettings | None = SlowSettings()
+    """Off for what is owned, unless it is written there: nothing stands behind that, and queues make it slow."""
+    malformed: MalformedSettings | None = MalformedSettings()
     cool_down_s: Seconds = 5.0
-    cool_down_max_s: Seconds = 120.0
+    """First rest; it doubles after each canary that fails, up to `cool_down_max_s`."""
+    cool_down_max_s: Seconds = 20.0
+    quarantine_s: Seconds | None = 900.0
+    """The same where our account has no credit, or our key is refused a canary, too; null: as any other failure."""
+    quarantine_max_s: Seconds = 7200.0
+    ramp_s: SomeSeconds = 10.0
+    """How long traffic takes to return; 0 for at once."""
+    ramp_from: Count = 2
+    """With so many requests at a time it begins."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.cool_down_max_s < self.cool_down_s:
+            raise ValueError("cool_down_max_s: must be at least cool_down_s")
+        if self.quarantine_s is not None and self.quarantine_max_s < self.quarantine_s:
+            raise ValueError("quarantine_max_s: must be at least quarantine_s")
+        return self
+
+    def rules(self) -> core.BreakerRules:
+        """The same as the core knows it."""
+        told = self.model_dump(exclude={"errors", "slow", "malformed"})
+        return core.BreakerRules(
+            **told,
+            errors=None if self.errors is None else core.RatioRules(**self.errors.model_dump()),
+            slow=None if self.slow is None else core.SlowRules(**self.slow.model_dump()),
+            malformed=None if self.malformed is None else core.RatioRules(**self.malformed.model_dump()),
+        )
 
 
 class FakeBehaviour(Section):
@@ -339,6 +409,15 @@ class UpstreamSettings(Section):
     shadow: tuple[Literal["concurrency"], ...] = ()
     """Limits that only count what they would have stopped; limits and kv have their own `shadow`."""
     fake: FakeBehaviour | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _never_slow(cls, raw: Any) -> Any:
+        """What is owned is not sick for being slow, unless that is written."""
+        if not isinstance(raw, dict) or raw.get("owned") is not True:
+            return raw
+        breaker = raw.get("breaker", {})
+        return {**raw, "breaker": {"slow": None, **breaker}} if isinstance(breaker, dict) else raw
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -418,7 +497,7 @@ class UpstreamSettings(Section):
             headroom=self.headroom,
             window=self.window,
             accounting=self.accounting or provider.accounting,
-            breaker=core.BreakerRules(**self.breaker.model_dump()),
+            breaker=self.breaker.rules(),
             ramp=self.ramp,
             prices={model: core.Prices(**price.model_dump()) for model, price in self.prices.items()},
             kv=self.kv.rules() if self.kv else None,

@@ -27,7 +27,7 @@ from extproc.core.routing import bucket_key, route_of
 from extproc.dispatch import Dispatch, Timing
 from extproc.handler import Handler
 from extproc.ports import Head, Observer, Record
-from extproc.probes.canary import SIZE, Canary, Target
+from extproc.probes.canary import SIZE, Canary, Finding, Target
 from extproc.probes.engines import Pool as Watched
 from extproc.probes.engines import Rounds
 from extproc.probes.exposition import Sample, Unreadable
@@ -196,7 +196,8 @@ class Gateway:
         )
         limits = settings.timeouts
         timing = Timing(limits.first_token_s, limits.prompt_tokens_per_s, limits.stall_s, limits.answer_s)
-        dispatch = Dispatch(policy, admission.capacity, loop, timing, wording, admission.breakers.allows)
+        health = admission.breakers.allows, admission.breakers.fits
+        dispatch = Dispatch(policy, admission.capacity, loop, timing, wording, *health)
         flights, limiter = admission.flights, admission.limiter
         return Handler(reception, admission.copies, flights, limiter, dispatch, wording, loop, admission.observe)
 
@@ -249,7 +250,7 @@ class _Probe(Canary):
         super().__init__("", targets, admission.breakers, admission.capacity, stage.loop, observe)
         self._stage = stage
 
-    async def _call(self, session: aiohttp.ClientSession, target: Target) -> str:
+    async def _call(self, session: aiohttp.ClientSession, target: Target) -> Finding:
         del session
         loop = self._stage.loop
         model = self._stage.models[target.upstream.name]
@@ -259,8 +260,8 @@ class _Probe(Canary):
         try:
             told = await work.told
             if told.status != SUCCESS:
-                return f"canary got status {told.status}"
-            return "" if await work.ended else "canary was cut"
+                return Finding(f"canary got status {told.status}")
+            return Finding(used=SIZE) if await work.ended else Finding("canary was cut")
         finally:
             timer.cancel()
             model.abandon(work)

@@ -8,6 +8,7 @@ import time
 from dataclasses import fields
 
 from extproc.core import events
+from extproc.core.breaker import Sign
 
 __all__ = ["JsonLines", "log_event"]
 
@@ -15,6 +16,7 @@ log = logging.getLogger("tidegate")
 
 LEVELS = {
     events.BreakerMoved: logging.WARNING,
+    events.SizesMoved: logging.WARNING,
     events.AttemptFailed: logging.INFO,
     events.Overshot: logging.DEBUG,
     events.Refused: logging.INFO,
@@ -23,11 +25,15 @@ LEVELS = {
     events.Observed: logging.INFO,
     events.Shadowed: logging.INFO,
 }
+OURS = frozenset({Sign.TERMINAL, Sign.CREDENTIAL})
+"""Signs of an upstream that is well: our credit and our key are an operator's business, now."""
 
 
 def log_event(event: events.Event) -> None:
     """Observer: write the event if its kind is worth a line."""
     level = LEVELS.get(type(event))
+    if isinstance(event, events.BreakerMoved) and event.sign in OURS:
+        level = logging.ERROR
     if level is not None and log.isEnabledFor(level):
         words = {field.name: getattr(event, field.name) for field in fields(event)}
         log.log(level, type(event).__name__, extra={"event": words})

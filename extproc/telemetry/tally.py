@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
+from time import time
 from typing import Any
 
 from extproc.core import events
@@ -41,6 +42,8 @@ class Tally:
     client_gone: int = 0
     waited_s: float = 0.0
     probes: Counter[str] = field(default_factory=Counter)
+    probe_tokens: Counter[str] = field(default_factory=Counter)
+    probe_usd: Counter[str] = field(default_factory=Counter)
     observed: Counter[str] = field(default_factory=Counter)
     shadowed: Counter[str] = field(default_factory=Counter)
     retried: Counter[str] = field(default_factory=Counter)
@@ -49,6 +52,7 @@ class Tally:
     saturation: dict[str, float | None] = field(default_factory=dict)
     forecasts: dict[str, Counter[str]] = field(default_factory=dict)
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=RECENT))
+    alerts: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def __call__(self, event: events.Event) -> None:
         """Count one event."""
@@ -68,8 +72,13 @@ class Tally:
                 self._count_bounded(self.overshot, event.key, round(event.amount))
             case events.BreakerMoved():
                 self.recent.append(f"{event.upstream}: {event.before} -> {event.after} ({event.cause})")
+                self._alert(event)
+            case events.SizesMoved():
+                self._alert(event)
             case events.Probed():
                 self.probes[f"{event.upstream}:{'ok' if event.ok else 'failed'}"] += 1
+                self.probe_tokens[event.upstream] += event.tokens
+                self.probe_usd[event.upstream] += event.cost_usd or 0.0  # type: ignore[assignment]
             case _:
                 self._of_limits(event)
 
@@ -78,12 +87,24 @@ class Tally:
         names = (
             "admitted", "queued", "refused", "failed", "served", "failed_attempts", "paced", "tokens", "overshot",
             "probes", "observed", "shadowed", "limits_moved", "preemptions", "saturation",
-            "spent_usd", "retried",
+            "spent_usd", "retried", "probe_tokens", "probe_usd",
         )  # fmt: skip
         counts: dict[str, Any] = {name: dict(getattr(self, name)) for name in names}
         counts["forecasts"] = {lane: dict(ratios) for lane, ratios in self.forecasts.items()}
         totals = ("settled", "unknown_usage", "unpriced", "client_gone", "waited_s")
-        return counts | {name: getattr(self, name) for name in totals} | {"recent": list(self.recent)}
+        return (
+            counts
+            | {name: getattr(self, name) for name in totals}
+            | {
+                "recent": list(self.recent),
+                "alerts": list(self.alerts),
+            }
+        )
+
+    def _alert(self, event: events.BreakerMoved | events.SizesMoved) -> None:
+        """Every transition of late, as it was told, newest last."""
+        told = {one.name: getattr(event, one.name) for one in fields(event)}
+        self.alerts.append({"at": round(time(), 3), **{name: word for name, word in told.items() if word != ""}})
 
     def _admitted(self, event: events.Admitted) -> None:
         lane = event.request.lane

@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.breaker import TABLE, Breaker, Outcome, Signal, State
-from extproc.core.policy import BreakerRules
+from extproc.core.breaker import TABLE, Breaker, Evidence, Outcome, Sign, Signal, State
+from extproc.core.policy import BreakerRules, RatioRules, SlowRules
 
-C, O, H = State.CLOSED, State.OPEN, State.HALF_OPEN  # noqa: E741 - a table is read by its columns
-SICK, RESTED, PROBE_OK, PROBE_FAILED, TRIP, RESET = Signal
-SUCCESS, FAILURE, PACED, IGNORED = Outcome
+C, O, H, R = State  # noqa: E741 - a table is read by its columns
+SICK, RESTED, PROBE_OK, PROBE_FAILED, RAMPED, TRIP, RESET = Signal
+SUCCESS, FAILURE, PACED, IGNORED, TERMINAL, CREDENTIAL = Outcome
+HALF_BAD = RatioRules(share=0.5, window_s=30.0, volume=10)
+NEVER = BreakerRules(failures=None, paced=None, errors=None, slow=None, malformed=None, quarantine_s=None)
 
 EXPECTED = {
-    SICK:         {C: O},
-    RESTED:       {O: H},
-    PROBE_OK:     {H: C},
-    PROBE_FAILED: {H: O},
-    TRIP:         {C: O, O: O, H: O},
-    RESET:        {C: C, O: C, H: C},
+    SICK:         {C: O,             R: O},
+    RESTED:       {      O: H},
+    PROBE_OK:     {            H: R},
+    PROBE_FAILED: {            H: O},
+    RAMPED:       {                  R: C},
+    TRIP:         {C: O, O: O, H: O, R: O},
+    RESET:        {C: C, O: C, H: C, R: C},
 }  # fmt: skip
 
 
-def in_state(state: State) -> Breaker:
+def in_state(state: State, rules: BreakerRules | None = None) -> Breaker:
     """A breaker that was moved to `state` at time 0 just now."""
-    breaker = Breaker()
-    for signal in {C: (RESET,), O: (SICK,), H: (SICK, RESTED)}[state]:
+    breaker = Breaker(rules or BreakerRules())
+    for signal in {C: (RESET,), O: (SICK,), H: (SICK, RESTED), R: (SICK, RESTED, PROBE_OK)}[state]:
         breaker.move(signal, now=0.0, chance=0.0)
     return breaker
 
@@ -49,7 +53,8 @@ def test_the_table_is_the_whole_behaviour(state: State, signal: Signal) -> None:
     else:
         breaker.move(signal, now=1.0, chance=0.0)
         assert (breaker.state, breaker.since) == (after, 1.0)
-        assert breaker.allows == (after is C)
+        assert breaker.allows(0, 1.0) == (after in (C, R))
+        assert breaker.allows(1000, 1.0) == (after is C)
         assert (breaker.rests_until == inf) == (after is C)
 
 
@@ -70,6 +75,8 @@ def test_the_table_knows_no_other_words() -> None:
         ([PACED] * 4 + [SUCCESS] + [PACED] * 4, False),
         ([PACED, FAILURE, PACED, FAILURE, PACED, PACED], False),
         ([IGNORED] * 100, False),
+        ([TERMINAL], True),
+        ([CREDENTIAL], True),
     ],
 )
 def test_it_opens_after_so_many_in_a_row(outcomes: list[Outcome], opens: bool) -> None:  # noqa: FBT001
@@ -102,12 +109,12 @@ def test_the_rest_doubles_up_to_the_cap_and_a_success_forgets_it() -> None:
 def test_a_probe_that_works_is_no_success_of_users() -> None:
     """An upstream that only answers probes rests twice as long each time, so it does not flap."""
     breaker, now = Breaker(BreakerRules(failures=1, cool_down_s=5)), 0.0
-    for expected in (5, 10, 20):
+    for expected in (5, 10, 20, 20):
         breaker.record(FAILURE, began=now, now=now, chance=0.0)
         assert breaker.rests_until - now == expected
         now = breaker.rests_until
-        breaker.move(RESTED, now=now, chance=0.0)
-        breaker.move(PROBE_OK, now=now, chance=0.0)
+        for signal in (RESTED, PROBE_OK, RAMPED):
+            breaker.move(signal, now=now, chance=0.0)
 
 
 @given(st.floats(0, 1, exclude_max=True), st.floats(0, 2), st.integers(0, 100))
@@ -144,7 +151,7 @@ def test_a_result_that_began_before_the_last_transition_counts_nothing(state: St
 
 @pytest.mark.parametrize("state", [O, H])
 @pytest.mark.parametrize("outcome", Outcome)
-def test_users_results_move_only_a_closed_breaker(state: State, outcome: Outcome) -> None:
+def test_users_results_never_move_one_that_is_open_or_tried(state: State, outcome: Outcome) -> None:
     """While open or being tried only probes and operators decide, even if a user's request began meanwhile."""
     breaker = in_state(state)
     before = copy(breaker)
@@ -176,16 +183,17 @@ steps = st.lists(
 @given(steps)
 def test_random_histories_with_clock_jumps_keep_its_promises(history: list[Step]) -> None:
     """Whatever comes in whatever order: it moves only by the table, opens only when full, never flaps on old news."""
-    breaker, now, row, paced = Breaker(), 0.0, 0, 0
+    breaker, now, row, paced = Breaker(BreakerRules(errors=None)), 0.0, 0, 0
     for what, jump, age, chance in history:
         now += jump
         before = copy(breaker)
         if isinstance(what, Outcome):
             moved = breaker.record(what, began=now - age, now=now, chance=chance)
-            counts = before.state is C and now - age >= before.since
+            counts = before.state in (C, R) and now - age >= before.since
             row = 0 if counts and what is SUCCESS else row + (counts and what is FAILURE)
             paced = 0 if counts and what is SUCCESS else paced + (counts and what is PACED)
-            assert moved == (counts and what in {FAILURE, PACED} and (row >= 3 or paced >= 5))
+            sick = (what is FAILURE and row >= 3) or (what is PACED and paced >= 5)
+            assert moved == (counts and (sick or what in {TERMINAL, CREDENTIAL}))
             assert breaker.state is (O if moved else before.state)
             moved_at = now if moved else before.since
         elif (before.state, what) in TABLE:
@@ -197,9 +205,381 @@ def test_random_histories_with_clock_jumps_keep_its_promises(history: list[Step]
         assert breaker.since == moved_at
         if breaker.since != before.since or breaker.state is not before.state:
             row = paced = 0
-        assert breaker.allows == (breaker.state is C) == (breaker.rests_until == inf)
+        assert (breaker.state is C) == (breaker.rests_until == inf)
+        assert breaker.allows(0, now) == (breaker.state in (C, R))
+        assert breaker.allows(1e12, now) == (breaker.state is C)
         if breaker.state is O:
             assert breaker.rests_until >= breaker.since + 5
             if before.state is O:
                 assert breaker.rests_until >= before.rests_until
         assert breaker.due(now) == (breaker.state is O and now >= breaker.rests_until)
+
+
+# Each sign can be turned off, and has its threshold, window and least volume.
+
+
+def test_with_every_sign_off_only_an_operator_opens_it() -> None:
+    """Hundreds of bad results of every kind; they are counted all the same."""
+    breaker = Breaker(NEVER)
+    for n in range(600):
+        outcome = list(Outcome)[n % len(Outcome)]
+        evidence = Evidence(prompt=5000, first_token_s=99.0, malformed=outcome is FAILURE)
+        assert not breaker.record(outcome, began=n, now=n, chance=0.0, evidence=evidence)
+    assert breaker.state is C
+    assert breaker.paced > 0
+    breaker.move(TRIP, now=600.0, chance=0.0)
+    assert breaker.state is O
+
+
+@pytest.mark.parametrize(("bad", "good", "opens"), [(10, 10, True), (9, 11, False), (4, 4, False), (9, 0, False)])
+def test_a_share_of_failed_attempts_opens_it(bad: int, good: int, opens: bool) -> None:  # noqa: FBT001
+    """Half of them, of ten at least, however they are mixed."""
+    breaker = Breaker(replace(NEVER, errors=HALF_BAD))
+    for n in range(good):
+        breaker.record(SUCCESS, began=n / 10, now=n / 10, chance=0.0)
+    moved = [breaker.record(FAILURE, began=2.0, now=2.0, chance=0.0) for _ in range(bad)]
+    assert moved.count(True) == opens
+    assert breaker.verdict.sign is (Sign.ERRORS if opens else None)
+
+
+def test_failed_attempts_are_forgotten_with_their_window() -> None:
+    """A failure every four seconds is never half of ten within thirty; pace is no error."""
+    breaker = Breaker(replace(NEVER, errors=HALF_BAD))
+    for n in range(200):
+        assert not breaker.record(FAILURE, began=n * 4.0, now=n * 4.0, chance=0.0)
+        assert not breaker.record(PACED, began=n * 4.0, now=n * 4.0, chance=0.0)
+    assert breaker.numbers(800.0)["attempts"] <= 8
+
+
+def test_a_verdict_tells_sign_numbers_and_requests() -> None:
+    """The last in the row, not those that a success has forgiven; at most ten."""
+    breaker = Breaker()
+    for n, outcome in enumerate([FAILURE, SUCCESS, FAILURE, FAILURE, FAILURE]):
+        breaker.record(outcome, began=1.0, now=1.0, chance=0.0, evidence=Evidence(request=f"r{n}"))
+    assert breaker.verdict.sign is Sign.FAILURES
+    assert breaker.verdict.requests == ("r2", "r3", "r4")
+    assert breaker.verdict.numbers["failures"] == 3
+    many = Breaker(BreakerRules(failures=50, errors=None))
+    for n in range(50):
+        many.record(FAILURE, began=1.0, now=1.0, chance=0.0, evidence=Evidence(request=f"r{n}"))
+    assert many.verdict.requests == tuple(f"r{n}" for n in range(40, 50))
+
+
+# Our credit and our key.
+
+
+def test_no_credit_rests_long_and_twice_as_long_each_time() -> None:
+    """From a quarter of an hour to two hours; users who are served well end that."""
+    breaker, now = Breaker(BreakerRules(quarantine_s=900, quarantine_max_s=3000)), 0.0
+    rests = []
+    for _ in range(4):
+        breaker.record(TERMINAL, began=now, now=now, chance=0.0)
+        rests.append(breaker.rests_until - now)
+        now = breaker.rests_until
+        for signal in (RESTED, PROBE_OK, RAMPED):
+            breaker.move(signal, now=now, chance=0.0)
+    assert rests == [900, 1800, 3000, 3000]
+    breaker.record(SUCCESS, began=now, now=now, chance=0.0)
+    breaker.record(TERMINAL, began=now, now=now, chance=0.0)
+    assert breaker.rests_until - now == 900
+    assert breaker.verdict.sign is Sign.TERMINAL
+
+
+def test_a_refused_key_is_tried_soon_and_rests_long_when_the_probe_is_refused_too() -> None:
+    """One request may ask for what the key may not do; a probe that works lets everybody return."""
+    breaker = Breaker(BreakerRules(cool_down_s=5, quarantine_s=900))
+    breaker.record(CREDENTIAL, began=0.0, now=0.0, chance=0.0)
+    assert (breaker.verdict.sign, breaker.rests_until) == (Sign.CREDENTIAL, 5.0)
+    breaker.move(RESTED, now=5.0, chance=0.0)
+    breaker.move(PROBE_FAILED, now=5.0, chance=0.0, grave=True)
+    assert breaker.rests_until == 905.0
+
+
+def test_without_a_quarantine_both_are_failures_like_others() -> None:
+    """Three in a row, and a rest like any."""
+    breaker = Breaker(BreakerRules(quarantine_s=None))
+    moved = [breaker.record(what, began=0.0, now=0.0, chance=0.0) for what in (TERMINAL, CREDENTIAL, TERMINAL)]
+    assert moved == [False, False, True]
+    breaker.move(TRIP, now=0.0, chance=0.0, grave=True)
+    assert breaker.rests_until <= 20
+
+
+# The ramp.
+
+
+def test_a_ramp_grows_with_time_and_with_each_success() -> None:
+    """Two at first; five doublings in its time; one more with each success."""
+    breaker = in_state(R, BreakerRules(ramp_s=10, ramp_from=2))
+    assert [breaker.window(now) for now in (0.0, 2.0, 4.0, 10.0)] == [2, 4, 8, 64]
+    for _ in range(3):
+        assert not breaker.record(SUCCESS, began=0.0, now=0.0, chance=0.0)
+    assert breaker.window(0.0) == 5
+    assert (breaker.allows(4, 0.0), breaker.allows(5, 0.0)) == (True, False)
+    assert breaker.window(-50.0) == 5
+    assert breaker.window(1e12) < inf
+    assert (in_state(C).window(0.0), in_state(O).window(0.0), in_state(H).window(0.0)) == (inf, 0, 0)
+
+
+@pytest.mark.parametrize("outcome", [FAILURE, PACED])
+def test_a_failure_begins_a_ramp_anew(outcome: Outcome) -> None:
+    """And three in a row end it."""
+    breaker = in_state(R, BreakerRules(failures=3, paced=3))
+    breaker.record(SUCCESS, began=5.0, now=6.0, chance=0.0)
+    breaker.record(outcome, began=5.0, now=8.0, chance=0.0)
+    assert breaker.window(8.0) == 2
+    assert not breaker.ramped(0, 17.9)
+    assert breaker.ramped(0, 18.0)
+    breaker.record(outcome, began=8.0, now=8.0, chance=0.0)
+    assert breaker.record(outcome, began=8.0, now=8.0, chance=0.0)
+    assert breaker.state is O
+
+
+def test_a_ramp_is_over_when_its_window_no_longer_binds() -> None:
+    """After its time, and once the window is twice what runs; never in another state."""
+    breaker = in_state(R, BreakerRules(ramp_s=10, ramp_from=2))
+    assert not breaker.ramped(0, 9.9)
+    assert breaker.ramped(32, 10.0)
+    assert not breaker.ramped(33, 10.0)
+    assert breaker.ramped(33, 12.0)
+    assert not any(in_state(state).ramped(0, 100.0) for state in (C, O, H))
+
+
+def test_a_ramp_of_no_time_lets_everything_through() -> None:
+    """It is over at once."""
+    breaker = in_state(R, BreakerRules(ramp_s=0))
+    assert breaker.window(0.0) == inf
+    assert breaker.allows(1e9, 0.0)
+    assert breaker.ramped(1e9, 0.0)
+    assert "window" not in breaker.numbers(0.0)
+
+
+def test_a_ramp_that_fails_rests_longer_than_before() -> None:
+    """Only users' successes in the closed state forget the openings."""
+    breaker = in_state(R, BreakerRules(cool_down_s=5))
+    breaker.record(SUCCESS, began=0.0, now=0.0, chance=0.0)
+    for _ in range(3):
+        breaker.record(FAILURE, began=0.0, now=0.0, chance=0.0)
+    assert breaker.rests_until == 10
+
+
+# Slow first tokens.
+
+
+def timed(breaker: Breaker, seconds: float, now: float, **more: Any) -> bool:
+    """A stream that was sent at `now` less `seconds`, and whose first token took that long."""
+    evidence = Evidence(request=f"r{now:g}", prompt=100, first_token_s=seconds, **more)
+    return breaker.record(SUCCESS, began=now - seconds, now=now, chance=0.0, evidence=evidence)
+
+
+def healthy(rules: BreakerRules | None = None, *, count: int = 300, seconds: float = 2.0) -> tuple[Breaker, float]:
+    """A breaker that has seen `count` streams of 2 s, one a second, and the time then."""
+    breaker = Breaker(rules or BreakerRules())
+    for n in range(count):
+        assert not timed(breaker, seconds, float(n))
+    return breaker, float(count)
+
+
+def test_the_p95_of_first_tokens_above_three_times_the_usual_opens_it() -> None:
+    """More than one in twenty of the last thirty seconds, three at least."""
+    breaker, now = healthy()
+    moved = [timed(breaker, 9.0 if n % 5 == 0 else 2.0, now + n) for n in range(30)]
+    assert moved.index(True) == 10
+    assert breaker.verdict.sign is Sign.SLOW
+    assert breaker.verdict.requests == ("r300", "r305", "r310")
+    assert breaker.verdict.numbers["first_token_s"] == 9.0
+    assert breaker.verdict.numbers["usual_p95_s"] == pytest.approx(2.0, rel=0.06)
+
+
+@pytest.mark.parametrize(("every", "seconds"), [(30, 20.0), (3, 3.8), (1, 3.7)])
+def test_a_few_late_ones_or_all_of_them_a_little_do_not(every: int, seconds: float) -> None:
+    """One in thirty; or less than twice the usual."""
+    breaker, now = healthy()
+    assert not any(timed(breaker, seconds if n % every == 0 else 2.0, now + n) for n in range(300))
+
+
+def test_fast_is_never_slow() -> None:
+    """Ten times the usual, but within a second."""
+    breaker, now = healthy(seconds=0.05)
+    assert not any(timed(breaker, 0.9, now + n) for n in range(300))
+
+
+@pytest.mark.parametrize("rps", [1.0, 4.0, 20.0])
+def test_slow_degradation_opens_it_before_one_in_twenty_is_three_times_as_late(rps: float) -> None:
+    """First tokens go from 2 s to 25 s within ten minutes, and nothing fails. Those on their way count, too."""
+    breaker = Breaker(BreakerRules())
+    ends: list[tuple[float, float]] = []
+    for n in range(int(900 * rps)):
+        at = n / rps
+        seconds = 2.0 + max(0.0, at - 300.0) * 23.0 / 600.0
+        ends.append((at + seconds, seconds))
+    opened = next(end for end, seconds in sorted(ends) if timed(breaker, seconds, end))
+    sent = [(end - seconds, seconds) for end, seconds in ends if end - seconds <= opened]
+    minute = [seconds for at, seconds in sent if at > opened - 60]
+    assert sum(seconds > 6.0 for seconds in minute) < 0.05 * len(minute)
+    assert opened > 300
+
+
+def test_slow_decay_cannot_teach_it_that_slow_is_normal() -> None:
+    """From 2 s to 25 s within a day and a half, at one a minute: it opens all the same, well before the end."""
+    breaker, now = healthy(BreakerRules(slow=SlowRules(window_s=3600.0)))
+    seconds = 2.0
+    while not timed(breaker, seconds, now):
+        now += 60.0
+        seconds += 23.0 / 2160
+        assert seconds < 12.0
+
+
+def test_what_is_usual_follows_what_is_faster_at_once_and_what_is_slower_slowly() -> None:
+    """It sinks as it is seen, and rises by no more than a tenth in an hour."""
+    breaker, now = healthy()
+    assert breaker.tempo is not None
+    usual = breaker.tempo.baseline("", 100)
+    for n in range(3600):
+        timed(breaker, 2.8, now + n)
+    assert usual.median_s == pytest.approx(2.2, rel=0.06)
+    for n in range(9000):
+        timed(breaker, 0.5, now + 3600 + n)
+    assert usual.median_s == pytest.approx(0.5, rel=0.06)
+
+
+def test_a_whole_day_of_it_is_usual_by_then() -> None:
+    """Otherwise a change for good would keep an upstream away for good."""
+    rules = SlowRules(times=50.0, median_times=None)
+    breaker, now = healthy(BreakerRules(slow=rules))
+    assert breaker.tempo is not None
+    for hour in range(30):
+        assert not timed(breaker, 20.0, now + hour * 3600.0)
+    assert breaker.tempo.baseline("", 100).seen < 10
+    for n in range(30):
+        assert not timed(breaker, 20.0, now + 30 * 3600.0 + n)
+    assert breaker.tempo.baseline("", 100).median_s == pytest.approx(20.0, rel=0.06)
+
+
+def test_each_model_and_size_class_has_its_own_usual() -> None:
+    """A long prompt is slow by nature; the number of baselines is bounded."""
+    breaker, now = healthy()
+    for n in range(100):
+        evidence = Evidence(prompt=50_000, first_token_s=9.0)
+        assert not breaker.record(SUCCESS, began=now, now=now + n, chance=0.0, evidence=evidence)
+        assert not timed(breaker, 7.0, now + n, model="thinker")
+    assert breaker.tempo is not None
+    names = {id(breaker.tempo.baseline(f"m{n}", 100)) for n in range(1000)}
+    assert len(names) < 300
+
+
+def test_who_gave_up_late_says_as_much_as_a_late_token() -> None:
+    """Who left soon says nothing, and nothing is learned of it."""
+    breaker, now = healthy()
+    told = [Evidence(first_token_s=s, gave_up=True) for s in (1.0, 3.0)]
+    for n in range(100):
+        assert not breaker.record(IGNORED, began=now, now=now + n, chance=0.0, evidence=told[n % 2])
+    late = Evidence(first_token_s=10.0, gave_up=True)
+    moved = [breaker.record(IGNORED, began=now, now=now + 100, chance=0.0, evidence=late) for _ in range(25)]
+    assert moved.count(True) == 1
+
+
+def test_while_traffic_returns_a_quarter_of_the_volume_will_do() -> None:
+    """It was slow just now. What is late does not make the window grow."""
+    breaker, now = healthy()
+    for signal in (TRIP, RESTED, PROBE_OK):
+        breaker.move(signal, now=now, chance=0.0)
+    moved = [timed(breaker, 5.0, now + 10 + n) for n in range(10)]
+    assert moved.index(True) == 4
+    breaker.move(RESTED, now=now + 20, chance=0.0)
+    breaker.move(PROBE_OK, now=now + 20, chance=0.0)
+    timed(breaker, 5.0, now + 30)
+    timed(breaker, 2.0, now + 30)
+    assert breaker.grown == 1
+
+
+def test_a_reset_forgets_what_was_usual() -> None:
+    """An operator knows better."""
+    breaker, now = healthy()
+    breaker.move(RESET, now=now, chance=0.0)
+    assert not any(timed(breaker, 20.0, now + 20 + n) for n in range(100))
+
+
+def test_times_beyond_all_measure_do_no_harm() -> None:
+    """Zero, and hours."""
+    breaker, now = healthy()
+    for n, seconds in enumerate((0.0, 1e-9, 1e6)):
+        timed(breaker, seconds, now + n)
+    many, _ = healthy(count=9000)
+    assert many.tempo is not None
+    assert many.tempo.baseline("", 100).median_s == pytest.approx(2.0, rel=0.06)
+
+
+# Answers under 200 that are none.
+
+LARGE = Evidence(request="big", prompt=20_000)
+BAD = Evidence(request="bad", prompt=20_000, malformed=True)
+
+
+def answers(breaker: Breaker, *told: Evidence, now: float = 100.0, began: float | None = None) -> list[str]:
+    """The classes that were shut by these answers."""
+    began = now if began is None else began
+    return [breaker.sizes.record(one, began=began, now=now, chance=0.0) for one in told]
+
+
+def test_only_the_size_class_whose_answers_are_none_is_kept_away() -> None:
+    """Three in ten, of five at least: that class rests, others go on, and the breaker stays closed."""
+    breaker = Breaker()
+    shut = answers(breaker, LARGE, LARGE, BAD, BAD, LARGE, BAD)
+    assert shut == [""] * 5 + ["16000-63999"]
+    for _ in range(10):
+        assert not breaker.record(FAILURE, began=100.0, now=100.0, chance=0.0, evidence=BAD)
+    assert breaker.state is C
+    assert [breaker.sizes.fits(tokens) for tokens in (0, 15_999, 16_000, 63_999, 64_000)] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
+    told = breaker.sizes.verdict
+    assert (told.sign, told.requests) == (Sign.MALFORMED, ("bad", "bad", "bad"))
+    assert told.numbers == {"answers": 6, "malformed_share": 0.5, "rest_s": 5.0}
+    assert breaker.sizes.shut == ["16000-63999"]
+
+
+def test_a_class_returns_after_its_rest_and_rests_twice_as_long_when_it_is_no_better() -> None:
+    """What began before counts nothing; answers that are fine end that."""
+    breaker = Breaker()
+    answers(breaker, *[BAD] * 5)
+    assert breaker.sizes.rested(104.9) == []
+    assert breaker.sizes.rested(105.0) == ["16000-63999"]
+    assert breaker.sizes.fits(20_000)
+    assert answers(breaker, *[BAD] * 10, now=106.0, began=104.0) == [""] * 10
+    assert answers(breaker, *[BAD] * 5, now=106.0)[-1]
+    assert breaker.sizes.rested(115.9) == []
+    assert breaker.sizes.rested(116.0)
+    answers(breaker, *[LARGE] * 5, now=120.0)
+    answers(breaker, *[BAD] * 5, now=130.0)
+    assert breaker.sizes.verdict.numbers["rest_s"] == 5.0
+    assert answers(breaker, *[BAD] * 5, now=130.0) == [""] * 5
+
+
+def test_of_the_smallest_prompts_they_are_failures_like_others() -> None:
+    """Our own calls are of that class, so they can tell."""
+    breaker = Breaker()
+    small = Evidence(prompt=10, malformed=True)
+    assert answers(breaker, *[small] * 10) == [""] * 10
+    moved = [breaker.record(FAILURE, began=1.0, now=1.0, chance=0.0, evidence=small) for _ in range(3)]
+    assert moved == [False, False, True]
+
+
+def test_with_that_sign_off_they_are_failures_of_any_size() -> None:
+    """No class is kept away."""
+    breaker = Breaker(BreakerRules(malformed=None))
+    assert answers(breaker, *[BAD] * 10) == [""] * 10
+    moved = [breaker.record(FAILURE, began=1.0, now=1.0, chance=0.0, evidence=BAD) for _ in range(3)]
+    assert moved == [False, False, True]
+    assert breaker.sizes.fits(20_000)
+
+
+def test_the_largest_class_has_no_end() -> None:
+    """And who has no name is not named."""
+    breaker = Breaker()
+    shut = answers(breaker, *[Evidence(prompt=1_000_000, malformed=True)] * 5)
+    assert shut[-1] == "64000-"
+    assert breaker.sizes.verdict.requests == ()

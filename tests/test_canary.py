@@ -1,0 +1,220 @@
+"""Canaries against a listener of our own: what they ask, what they make of the answer, and what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from extproc.breakers import Breakers
+from extproc.core.breaker import Sign, Signal, State
+from extproc.core.bucket import Slots, TokenBucket
+from extproc.core.events import Probed
+from extproc.core.policy import BreakerRules, Kind, Limit, Prices, Upstream
+from extproc.core.request import Dialect
+from extproc.probes.canary import Canary, Target
+from tests.doubles import Ledger, Observer
+
+GOOD = {"choices": [{"message": {"content": "OK"}}], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}
+CLAUDE = {"content": [{"type": "text", "text": "OK"}], "usage": {"input_tokens": 10, "output_tokens": 3}}
+RULES = BreakerRules(cool_down_s=0.01, cool_down_max_s=0.01, jitter=0.0)
+CENT = 10_000.0
+
+
+class Listener:
+    """Plays Envoy's probe listener and the upstream behind it. Answers go out in turn, the last one for ever."""
+
+    def __init__(self, *answers: tuple[int, Any], health: int = 404, slow_s: float = 0.0) -> None:
+        self.answers = list(answers) or [(200, GOOD)]
+        self.health = health
+        self.slow_s = slow_s
+        self.asked: list[tuple[str, str, Any]] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.json() if request.can_read_body else None
+        self.asked.append((f"{request.method} {request.path}", request.headers.get("x-tidegate-probe", ""), body))
+        if request.path == "/health":
+            return web.Response(status=self.health)
+        await asyncio.sleep(self.slow_s)
+        status, told = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return (
+            web.json_response(told, status=status)
+            if not isinstance(told, str)
+            else web.Response(status=status, text=told)
+        )
+
+
+class Bench:
+    """One upstream that was just tripped, and its canary."""
+
+    def __init__(self, url: str, provider: str, dialects: frozenset[Dialect], prices: dict[str, Prices]) -> None:
+        loop = asyncio.get_running_loop()
+        limit = Limit("*", Kind.TOTAL, 6000.0, 1000.0)
+        upstream = Upstream("a", provider, dialects, (limit,), breaker=RULES, prices=prices)
+        self.observer = Observer()
+        self.breakers = Breakers([upstream], loop, self.observer)
+        self.bucket = TokenBucket(0.0, 1000.0, 1000.0, loop.time())
+        store = {"upstream/a/*/total": self.bucket, "upstream/a/slots": Slots(9)}
+        capacity = Ledger(loop, store)
+        self.canary = Canary(url, {"a": Target(upstream, "small")}, self.breakers, capacity, loop, self.observer)
+        self.breakers.signal("a", Signal.TRIP, "test")
+
+    async def probed(self, count: int = 1) -> list[Probed]:
+        async with asyncio.timeout(20):
+            while len(self.observer.of(Probed)) < count:  # noqa: ASYNC110 - a look now and then will do
+                await asyncio.sleep(0.01)
+        return self.observer.of(Probed)
+
+
+@asynccontextmanager
+async def bench(
+    listener: Listener,
+    provider: str = "openai",
+    dialects: frozenset[Dialect] = frozenset(Dialect),
+    prices: dict[str, Prices] | None = None,
+) -> AsyncIterator[Bench]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", listener.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    [address] = runner.addresses
+    made = Bench(f"http://127.0.0.1:{address[1]}", provider, dialects, prices or {})
+    work = asyncio.create_task(made.canary.run())
+    try:
+        yield made
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await runner.cleanup()
+
+
+async def test_it_asks_for_five_tokens_of_the_cheapest_model_in_the_upstreams_dialect() -> None:
+    """Never a user's prompt; the upstream is forced by name. It works, so traffic returns by and by."""
+    listener = Listener()
+    async with bench(listener) as at:
+        [probed] = await at.probed()
+        assert at.breakers.by_name["a"].state is State.RAMPING
+    messages = [{"role": "user", "content": "reply OK"}]
+    body = {"model": "small", "messages": messages, "max_tokens": 5}
+    assert listener.asked == [("POST /v1/chat/completions", "a", body)]
+    assert probed.ok
+    claude = Listener((200, CLAUDE))
+    async with bench(claude, "anthropic", frozenset({Dialect.ANTHROPIC})) as at:
+        assert (await at.probed())[0].tokens == 13
+    assert claude.asked[0][0] == "POST /v1/messages"
+
+
+@pytest.mark.parametrize("provider", ["vllm", "sglang"])
+@pytest.mark.parametrize(("health", "asked", "ok"), [(200, True, True), (404, True, True), (503, False, False)])
+async def test_an_engine_is_asked_for_its_health_first(provider: str, health: int, asked: bool, ok: bool) -> None:  # noqa: FBT001
+    """A sick one is not made to generate; one without such a page is asked at once."""
+    listener = Listener(health=health)
+    async with bench(listener, provider) as at:
+        [probed] = await at.probed()
+    assert probed.ok is ok
+    calls = [what for what, _, _ in listener.asked]
+    assert calls[:2] == ["GET /health", *["POST /v1/chat/completions"] * asked][:2]
+    assert {name for _, name, _ in listener.asked} == {"a"}
+    assert (probed.tokens == 11) is ok
+
+
+async def test_a_provider_has_no_health_page() -> None:
+    """Only engines are asked for it."""
+    listener = Listener()
+    async with bench(listener, "openai") as at:
+        await at.probed()
+    assert [what for what, _, _ in listener.asked] == ["POST /v1/chat/completions"]
+
+
+async def test_what_it_costs_is_told_and_taken_from_the_bucket() -> None:
+    """Tokens as the upstream reports them, dollars where a price is known; a failed one costs nothing that is known."""
+    async with bench(Listener((503, {}), (200, GOOD)), prices={"small": Prices(1 * CENT, 2 * CENT)}) as at:
+        failed, worked = await at.probed(2)
+        assert (failed.ok, failed.tokens, failed.cost_usd) == (False, 0, None)
+        assert (worked.ok, worked.tokens, worked.cost_usd) == (True, 11, pytest.approx(0.13))
+        assert at.bucket.level <= 1000 - 2 * 17
+    async with bench(Listener((200, {"choices": [1]}))) as at:
+        [probed] = await at.probed()
+        assert (probed.tokens, probed.cost_usd) == (17, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [(500, {}), (200, {"error": {}}), (200, {}), (200, []), (200, "no JSON"), (200, "[" * 60_000), (429, {})],
+)
+async def test_what_is_no_proper_answer_has_failed(status: int, told: Any) -> None:
+    """It rests again, and no longer than others do."""
+    async with bench(Listener((status, told))) as at:
+        [*_, probed] = await at.probed()
+        assert not probed.ok
+        assert at.breakers.by_name["a"].state is State.OPEN
+        assert at.breakers.by_name["a"].graves == 0
+
+
+@pytest.mark.parametrize(
+    ("provider", "status", "told", "sign"),
+    [
+        ("openai", 401, {"error": {"code": "invalid_api_key"}}, Sign.CREDENTIAL),
+        ("openai", 403, "forbidden", Sign.CREDENTIAL),
+        ("openai", 429, {"error": {"type": "insufficient_quota"}}, Sign.TERMINAL),
+        ("anthropic", 401, {"type": "error", "error": {"type": "authentication_error"}}, Sign.CREDENTIAL),
+        ("gemini", 403, [{"error": {"code": 403, "status": "PERMISSION_DENIED"}}], Sign.CREDENTIAL),
+        ("deepseek", 402, {}, Sign.TERMINAL),
+        ("openai", 200, {"error": {"code": "billing_not_active"}}, Sign.TERMINAL),
+        ("openai", 400, {"error": "words"}, None),
+    ],
+)
+async def test_one_that_is_told_of_our_credit_or_key_sends_it_to_rest_for_long(
+    provider: str, status: int, told: Any, sign: Sign | None
+) -> None:
+    """A quarter of an hour, and it is told as that."""
+    async with bench(Listener((status, told)), provider) as at:
+        await at.probed()
+        breaker = at.breakers.by_name["a"]
+        assert breaker.verdict.sign is sign
+        assert (breaker.rests_until - breaker.since > 899) is (sign is not None)
+
+
+async def test_what_was_without_credit_stays_so_while_a_canary_is_refused_in_other_words() -> None:
+    """Some say so under 400, in words alone."""
+    async with bench(Listener((402, {}), (400, {"error": {"type": "invalid_request_error"}})), "anthropic") as at:
+        await at.probed()
+        breaker = at.breakers.by_name["a"]
+        assert breaker.verdict.sign is Sign.TERMINAL
+        breaker.rests_until = 0.0
+        await at.probed(2)
+        assert (breaker.verdict.sign, breaker.graves) == (Sign.TERMINAL, 2)
+
+
+async def test_nobody_there_is_a_failure() -> None:
+    """The listener cannot be reached."""
+    async with bench(Listener()) as at:
+        at.canary._url = "http://127.0.0.1:1"
+        [probed] = await at.probed()
+        assert not probed.ok
+
+
+async def test_it_waits_five_seconds_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here a tenth of a second, health and call together."""
+    monkeypatch.setattr("extproc.probes.canary.TIMEOUT_S", 0.1)
+    async with bench(Listener(slow_s=9.0), "vllm") as at:
+        [probed] = await at.probed()
+    assert not probed.ok
+    assert 0.1 <= probed.seconds < 5
+
+
+async def test_an_operator_who_moved_it_meanwhile_is_right() -> None:
+    """The canary's answer comes too late to move anything."""
+    async with bench(Listener(slow_s=0.3)) as at:
+        async with asyncio.timeout(10):
+            while at.breakers.by_name["a"].state is not State.HALF_OPEN:  # noqa: ASYNC110 - a look now and then will do
+                await asyncio.sleep(0.01)
+        at.breakers.signal("a", Signal.RESET, "operator")
+        await at.probed()
+        assert at.breakers.by_name["a"].state is State.CLOSED
