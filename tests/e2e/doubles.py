@@ -21,6 +21,10 @@ import httpx
 from extproc.stack import Stack
 from tests.e2e.conftest import books_balance, fill_buckets, settings_for
 
+NEVER_OPENS: dict[str, Any] = {
+    "failures": 100_000, "paced": 100_000, "errors": None, "slow": None, "malformed": None, "quarantine_s": None,
+}  # fmt: skip
+"""A breaker that only counts."""
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
 

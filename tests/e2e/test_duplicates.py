@@ -21,7 +21,7 @@ import pytest
 
 from extproc.stack import Stack
 from tests.e2e.conftest import books_balance, chat
-from tests.e2e.doubles import CHAT, MESSAGES, crowd, forget, running, until, waiting
+from tests.e2e.doubles import CHAT, MESSAGES, NEVER_OPENS, crowd, forget, running, until, waiting
 
 FRESH = ("fresh-0", "fresh-1", "fresh-2", "fresh-3", "fresh-4")
 QUICK = {"first_token_s": 0.01, "output_tokens_per_s": 2000}
@@ -33,12 +33,11 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
     Some tests need an upstream of which nothing is known, or they would be refused by a forecast and not wait.
     """
-    patient = {"failures": 1000}
     with running(
         tmp_path_factory.mktemp("one"),
         upstreams={
-            **{name: {"concurrency": 1, "breaker": patient, "fake": QUICK} for name in ("one", *FRESH)},
-            "many": {"concurrency": 50, "breaker": patient, "fake": QUICK},
+            **{name: {"concurrency": 1, "breaker": NEVER_OPENS, "fake": QUICK} for name in ("one", *FRESH)},
+            "many": {"concurrency": 50, "breaker": NEVER_OPENS, "fake": QUICK},
         },
         routes=[
             *({"models": [name], "chain": [name], "acknowledge_unowned": True} for name in ("many", *FRESH)),

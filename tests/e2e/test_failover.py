@@ -29,7 +29,7 @@ from extproc.fakes.record import fingerprint
 from extproc.fakes.text import answer_text
 from extproc.stack import Stack
 from tests.e2e.conftest import books_balance, chat
-from tests.e2e.doubles import ANSWER, CHAT, MESSAGES, Crowd, Received, Upstream, crowd, running, until
+from tests.e2e.doubles import ANSWER, CHAT, MESSAGES, NEVER_OPENS, Crowd, Received, Upstream, crowd, running, until
 
 CASES = [(dialect, stream) for dialect in ("openai", "anthropic") for stream in (False, True)]
 CHAIN = ("primary", "backup", "local")
@@ -101,7 +101,7 @@ def fake(folder: Path, name: str, **more: Any) -> dict[str, Any]:
         "follow_headers": False,
         "models": {"gpt-5": OWN_NAMES.get(name, name)} | {f"order-{i}": OWN_NAMES.get(name, name) for i in range(6)},
         "owned": name == "local",
-        "breaker": {"failures": 100_000, "paced": 100_000},
+        "breaker": NEVER_OPENS,
         "fake": {"first_token_s": 0.01, "output_tokens_per_s": 2000, "burst_s": 100_000},
         **more,
     }
@@ -117,7 +117,7 @@ def vendor(folder: Path, name: str, port: int) -> dict[str, Any]:
         "follow_headers": False,
         "owned": owned,
         "models": {f"vendors-{i}": f"{name}-model" for i in range(len(VENDOR_ORDERS))},
-        "breaker": {"failures": 100_000, "paced": 100_000},
+        "breaker": NEVER_OPENS,
     } | ({} if owned else {"key_file": key_file(folder, name)})
 
 

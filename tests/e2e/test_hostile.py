@@ -24,6 +24,7 @@ from tests.e2e.doubles import (
     ANSWER,
     CHAT,
     MESSAGES,
+    NEVER_OPENS,
     Reply,
     Upstream,
     connect,
@@ -58,12 +59,11 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     folder = tmp_path_factory.mktemp("hostile")
     for name in ("first", "second"):
         (folder / name).write_text(f"sk-own-{name}", "utf-8")
-    patient = {"failures": 1000, "paced": 1000}
     fast = {"first_token_s": 0, "output_tokens_per_s": 1e6}
 
     def double(name: str, upstream: Upstream, models: dict[str, str]) -> dict[str, Any]:
         url = f"http://127.0.0.1:{upstream.port}"
-        own = {"key_file": str(folder / name), "models": models, "concurrency": 100, "breaker": patient}
+        own = {"key_file": str(folder / name), "models": models, "concurrency": 100, "breaker": NEVER_OPENS}
         return {"provider": "compatible", "url": url, **own}
 
     with Upstream().listening() as first, Upstream().listening() as second, running(
@@ -71,7 +71,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
         upstreams={
             "first": double("first", first, {"gpt-5": "own-1", "模型": '内"部\\'}),
             "second": double("second", second, {"gpt-5": "a-name-that-is-much-longer"}),
-            "fake": {"concurrency": 100, "breaker": patient},
+            "fake": {"concurrency": 100, "breaker": NEVER_OPENS},
             "meter": {"limits": [{"tpm": 200_000}], "fake": fast},
         },
         routes=[

@@ -26,7 +26,19 @@ from extproc.core.capacity import Level
 from extproc.ports import Departure, Head
 from extproc.stack import Stack
 from tests.e2e.conftest import books_balance, chat, settings_for
-from tests.e2e.doubles import CHAT, MESSAGES, Reply, connect, crowd, forget, read_reply, running, until, written
+from tests.e2e.doubles import (
+    CHAT,
+    MESSAGES,
+    NEVER_OPENS,
+    Reply,
+    connect,
+    crowd,
+    forget,
+    read_reply,
+    running,
+    until,
+    written,
+)
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 ISSUER, AUDIENCE = "https://issuer.example", "tidegate"
@@ -74,7 +86,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     (folder / "jwks.json").write_text(json.dumps({"keys": [key]}), "utf-8")
     with running(
         folder,
-        upstreams={"main": {"concurrency": 100, "breaker": {"failures": 1000}}},
+        upstreams={"main": {"concurrency": 100, "breaker": NEVER_OPENS}},
         routes=[
             {"models": ["gpt-5", "exact"], "chain": ["main"], "acknowledge_unowned": True},
             {"models": ["*"], "chain": ["main"], "acknowledge_unowned": True},
@@ -96,7 +108,7 @@ def open_door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     poor = {"key_sha256": [sha256("sk-poor")], "tpm": 3000}
     with running(
         tmp_path_factory.mktemp("open"),
-        upstreams={"main": {"concurrency": 10, "breaker": {"failures": 1000}}},
+        upstreams={"main": {"concurrency": 10, "breaker": NEVER_OPENS}},
         tenants={**tenants(), "flood": limited, "poor": poor},
     ) as stack:
         yield stack

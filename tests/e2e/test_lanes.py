@@ -23,7 +23,7 @@ import pytest
 
 from extproc.stack import Stack, free_ports
 from tests.e2e.conftest import books_balance, chat
-from tests.e2e.doubles import Crowd, Result, crowd, running
+from tests.e2e.doubles import NEVER_OPENS, Crowd, Result, crowd, running
 
 QUICK = {"first_token_s": 0.005, "output_tokens_per_s": 20_000}
 STRICT = {"limits": [{"tpm": 120_000, "burst_s": 2}], "fake": {**QUICK, "burst_s": 3}}
@@ -60,9 +60,8 @@ SLOTS = {"shared": 8, "engine": 10, **FEW, **dict.fromkeys(ONE, 1)}
 
 def compatible(url: str, **rules: Any) -> dict[str, Any]:
     """One name more for the provider at `url`."""
-    patient = {"failures": 1000, "paced": 1000}
     return {
-        "provider": "compatible", "url": url, "dialects": ["openai", "anthropic"], "breaker": patient,
+        "provider": "compatible", "url": url, "dialects": ["openai", "anthropic"], "breaker": NEVER_OPENS,
         "follow_headers": False, **rules,
     }  # fmt: skip
 

@@ -17,6 +17,7 @@ import pytest
 from extproc.stack import Stack
 from tests.e2e.conftest import books_balance, chat
 from tests.e2e.doubles import (
+    NEVER_OPENS,
     Crowd,
     Result,
     connect,
@@ -36,17 +37,16 @@ SLOW = "slow-first-token;s={}"
 @pytest.fixture(scope="module")
 def slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Upstreams that only count what runs at once, and a lane for each bound."""
-    patient = {"failures": 1000}
     with running(
         tmp_path_factory.mktemp("slots"),
         upstreams={
             "ten": {
                 "concurrency": 10,
-                "breaker": patient,
+                "breaker": NEVER_OPENS,
                 "fake": {"first_token_s": 0.05, "output_tokens_per_s": 2000},
             },
-            "one": {"concurrency": 1, "breaker": patient},
-            "spare": {"concurrency": 20, "breaker": patient},
+            "one": {"concurrency": 1, "breaker": NEVER_OPENS},
+            "spare": {"concurrency": 20, "breaker": NEVER_OPENS},
         },
         routes=[
             {"models": ["ten"], "chain": ["ten"], "acknowledge_unowned": True},

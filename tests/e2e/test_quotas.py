@@ -24,7 +24,7 @@ from extproc import dialects, tokens
 from extproc.core.request import Endpoint
 from extproc.stack import Stack
 from tests.e2e.conftest import books_balance, chat
-from tests.e2e.doubles import CHAT, MESSAGES, crowd, forget, running, until
+from tests.e2e.doubles import CHAT, MESSAGES, NEVER_OPENS, crowd, forget, running, until
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,7 +46,7 @@ SLOW = {"x-fake-fault": "slow-first-token;s=1"}
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One upstream with prices, one that is free, and tenants with a limit each."""
-    wide = {"limits": [{"tpm": 60_000_000, "rpm": 600_000}], "breaker": {"failures": 1000}}
+    wide = {"limits": [{"tpm": 60_000_000, "rpm": 600_000}], "breaker": NEVER_OPENS}
     dollars = {"usd_per_hour": 5.0}
     with running(
         tmp_path_factory.mktemp("quotas"),

@@ -23,7 +23,7 @@ import pytest
 
 from extproc.stack import Stack, free_ports
 from tests.e2e.conftest import chat
-from tests.e2e.doubles import CHAT, MESSAGES, connect, forget, running, until, waiting, written
+from tests.e2e.doubles import CHAT, MESSAGES, NEVER_OPENS, connect, forget, running, until, waiting, written
 
 CHINESE = "zh-CN,zh;q=0.9,en;q=0.8"
 JITTER = 1.25
@@ -99,7 +99,6 @@ def named(case: Case) -> str:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """All that refuses at once: a full lane, a busy upstream, a dead one, one in debt, tenants at their end."""
-    patient = {"failures": 1000, "paced": 1000}
     dead = f"http://127.0.0.1:{free_ports(1)[0]}"
     both = ["openai", "anthropic"]
     metered = {"first_token_s": 0.01, "output_tokens_per_s": 1e6}
@@ -113,7 +112,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             "narrow": {"key_sha256": [sha256("sk-narrow")], "models": ["gpt-*", "claude"], "lanes": ["P1", "P2"]},
         },
         upstreams={
-            "main": {"limits": [{"tpm": 60_000_000, "rpm": 600_000}], "breaker": patient, "follow_headers": False},
+            "main": {"limits": [{"tpm": 60_000_000, "rpm": 600_000}], "breaker": NEVER_OPENS, "follow_headers": False},
             "tight": {"concurrency": 1},
             "metered": {"limits": [{"tpm": 6000}], "fake": metered},
             "dead": {
@@ -425,7 +424,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Other statuses than the table's."""
     with running(
         tmp_path_factory.mktemp("changed"),
-        upstreams={"main": {"concurrency": 50, "breaker": {"failures": 1000}}},
+        upstreams={"main": {"concurrency": 50, "breaker": NEVER_OPENS}},
         statuses=STATUSES,
         flood={"per_key_rps": 3, "burst_s": 6},
         gateway={"max_body_bytes": 10_000},

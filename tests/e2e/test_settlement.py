@@ -27,7 +27,7 @@ from extproc.fakes.prompt import messages_tokens
 from extproc.stack import Stack, free_ports
 from extproc.wire.pb.access_log_pb2 import AccessLogType, StreamAccessLogsMessage
 from tests.e2e.conftest import books_balance, chat
-from tests.e2e.doubles import CHAT, MESSAGES, connect, running, until, written
+from tests.e2e.doubles import CHAT, MESSAGES, NEVER_OPENS, connect, running, until, written
 from tests.e2e.test_failover import Meter
 
 HTTP = httpx.Client(timeout=30)
@@ -108,7 +108,7 @@ def upstream(**more: Any) -> dict[str, Any]:
         "limits": [{"tpm": 120, "rpm": 120, "burst_s": 50_000}],
         "headroom": 0,
         "follow_headers": False,
-        "breaker": {"failures": 100_000, "paced": 100_000},
+        "breaker": NEVER_OPENS,
     } | ({"fake": FAST, **more} if "provider" not in more else more)
 
 
