@@ -99,7 +99,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(0, "UNAVAILABLE", "*", _OVERLOAD),
         Row(0, "INTERNAL", "*", _OVERLOAD),
         Row(0, "DEADLINE_EXCEEDED", "*", _OVERLOAD),
-        Row(400, "*", "API_KEY_INVALID", _CREDENTIAL),
+        Row(0, "*", "API_KEY_INVALID", _CREDENTIAL),
         Row(0, "UNAUTHENTICATED", "*", _CREDENTIAL),
         Row(0, "PERMISSION_DENIED", "*", _CREDENTIAL),
         Row(0, "FAILED_PRECONDITION", "*", _TERMINAL),  # free tier not available here, or billing not enabled
@@ -177,7 +177,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(0, "*", "enforced_spend_limit_reached", _TERMINAL),
         Row(400, "*", "credit_balance_too_low", _TERMINAL),  # these four are what our filter read in a message
         Row(400, "*", "spend_limit_reached", _TERMINAL),
-        Row(400, "*", "API_KEY_INVALID", _CREDENTIAL),
+        Row(0, "*", "API_KEY_INVALID", _CREDENTIAL),
         Row(0, "*", "invalid_api_key", _CREDENTIAL),
         Row(0, "authentication_error", "*", _CREDENTIAL),
         Row(0, "permission_error", "*", _CREDENTIAL),

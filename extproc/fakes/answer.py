@@ -103,10 +103,16 @@ def planned(ask: Ask, settings: FakeSettings, fault: Fault | None, serial: str, 
         serial=serial,
         created=created,
         tokens=tokens,
-        reasoning_tokens=0 if ask.says_ok else min(settings.reasoning_tokens, tokens),
+        reasoning_tokens=_reasoning(ask, settings, fault, tokens),
         cached_tokens=int(ask.prompt_tokens * settings.cached_share),
         finish=finish,
     )
+
+
+def _reasoning(ask: Ask, settings: FakeSettings, fault: Fault | None, tokens: int) -> int:
+    if fault is not None and fault.name == "reasoning-only":
+        return tokens
+    return 0 if ask.says_ok else min(settings.reasoning_tokens, tokens)
 
 
 def _length(ask: Ask, settings: FakeSettings, fault: Fault | None) -> tuple[int, Finish]:

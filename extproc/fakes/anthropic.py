@@ -131,7 +131,9 @@ def _word(refusal: Refusal, request_id: str) -> Worded:
     else:
         status, kind, message = _WORDS[refusal.reason]
         message, headers = message.format(refusal.detail), {}
-    error = {"type": kind, "message": message}
+    error: dict[str, Any] = {"type": kind, "message": message}
+    if refusal.reason == "spend_limit":
+        error["details"] = {"error_code": "enforced_spend_limit_reached"}
     return Worded(status, dumps({"type": "error", "error": error, "request_id": request_id}), headers)
 
 
@@ -164,6 +166,10 @@ _WORDS: Mapping[str, tuple[int, str, str]] = {
     "context_length": (400, "invalid_request_error", "prompt is too long: 208310 tokens > 200000 maximum"),
     "content_filter": (400, "invalid_request_error", "Output blocked by content filtering policy"),
     "billing": (400, "invalid_request_error", _NO_CREDIT),
+    "payment": (402, "billing_error", "Your payment method has failed."),
+    "spend_limit": (429, "rate_limit_error", "Your organization has reached its spend limit."),
+    "slow_down": (429, "rate_limit_error", "Your traffic grows too quickly."),
+    "prefill": (400, "invalid_request_error", "This model does not support assistant message prefill."),
     "overloaded": (529, "overloaded_error", "Overloaded"),
     "unavailable": (503, "api_error", "Service unavailable"),
     "queue_full": (503, "overloaded_error", "Overloaded"),

@@ -38,6 +38,8 @@ class Delivery:
     engine: Engine
     flight: Flight
     fault: Fault | None
+    error: bytes | None
+    """What the fault's error event says, where it is not the script's own."""
     started: Callable[[], None]
     """To be called when the status leaves."""
     done: Callable[[], None]
@@ -134,7 +136,11 @@ class _Stream:
         """Send an error and nothing else."""
         self._delivery.flight.tokens = 0
         self._held = b""
-        return await self.end(self._script.error())
+        return await self.end(self._error())
+
+    def _error(self) -> bytes:
+        said = self._delivery.error
+        return self._script.error() if said is None else b"event: error\ndata: %b\n\n" % said
 
     async def end(self, last: bytes) -> web.StreamResponse:
         """Give the slot back, and send the last bytes."""
@@ -169,7 +175,7 @@ class _Stream:
         """End the stream before its time. The tokens that did not leave were never generated."""
         self._delivery.flight.tokens = self._answer.reasoning_tokens + at
         if fault.name == "error-later":
-            return await self.end(self._script.error())
+            return await self.end(self._error())
         if fault.name == "early-end":
             return await self.end(b"")
         self._delivery.done()

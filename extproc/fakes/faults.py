@@ -35,9 +35,17 @@ FAULTS: Final[Mapping[str, Mapping[str, float | bool | None]]] = {
     "429-bare": {"after": 0.0},
     "401": {"after": 0.0},
     "403": {"after": 0.0},
+    "402": {"after": 0.0},
+    "404": {"after": 0.0},
+    "413": {"after": 0.0},
+    "slow-down": {"after": 0.0},
     "billing": {"after": 0.0},
+    "spend-limit": {"after": 0.0},
     "context-length": {"after": 0.0},
-    "error-200": {"after": 0.0},
+    # Only where the last message is the assistant's.
+    "prefill": {"after": 0.0},
+    "error-200": {"after": 0.0, "billing": False, "filter": False},
+    "html-200": {"after": 0.0},
     # No answer.
     "reset": {"after": 0.0},
     "silence": {},
@@ -48,11 +56,12 @@ FAULTS: Final[Mapping[str, Mapping[str, float | bool | None]]] = {
     "early-end": {"at": None},
     "malformed": {"at": None},
     "no-done": {},
-    "error-first": {},
-    "error-later": {"at": None},
+    "error-first": {"billing": False},
+    "error-later": {"at": None, "billing": False},
     "truncated": {},
     "content-filter": {"after": 0.0, "finish": False},
     "empty": {},
+    "reasoning-only": {},
 }
 
 _REASONS: Final[Mapping[str, Reason]] = {
@@ -63,7 +72,13 @@ _REASONS: Final[Mapping[str, Reason]] = {
     "429-bare": "rate",
     "401": "wrong_key",
     "403": "forbidden",
+    "402": "payment",
+    "404": "unknown_model",
+    "413": "too_large_body",
+    "slow-down": "slow_down",
     "billing": "billing",
+    "spend-limit": "spend_limit",
+    "prefill": "prefill",
     "context-length": "context_length",
     "content-filter": "content_filter",
 }
@@ -109,6 +124,13 @@ def parse_fault(text: str) -> Fault:
     return Fault(name=name, params=params, provider=provider)
 
 
+def error_of(fault: Fault) -> Refusal:
+    """Return what an error under status 200 is about."""
+    if fault.flag("billing"):
+        return Refusal("billing")
+    return Refusal("content_filter" if fault.flag("filter") else "server_error")
+
+
 def refusal_by(fault: Fault, settings: FakeSettings) -> Refusal | None:
     """Return the refusal this fault means; None if it is a fault of another kind."""
     reason = _REASONS.get(fault.name)
@@ -120,6 +142,13 @@ def refusal_by(fault: Fault, settings: FakeSettings) -> Refusal | None:
     limit = settings.tpm or 10_000
     shortage = Shortage(kind="tokens", limit=limit, used=limit, requested=max(1, limit // 100), wait_s=wait_s)
     return Refusal("rate", shortage=shortage)
+
+
+def prefilled(body: Mapping[str, Any]) -> bool:
+    """Tell whether a request has begun the answer itself."""
+    messages = body.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return isinstance(last, dict) and last.get("role") == "assistant"
 
 
 @dataclass(slots=True)

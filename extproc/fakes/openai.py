@@ -293,6 +293,9 @@ _NO_KEY = (
 _NO_ACCESS = "Your project does not have access to this model."
 _NO_MODEL = "The model `{}` does not exist or you do not have access to it."
 _NO_CREDIT = "You exceeded your current quota, please check your plan and billing details."
+_SPENT = "Your organization has reached its spend limit for this month."
+_SLOW_DOWN = "Your traffic grows too quickly. Please slow down and raise it gradually."
+_NO_PREFILL = "This model does not support a conversation that ends with an assistant message."
 _TOO_LONG = (
     "This model's maximum context length is 8192 tokens. However, your messages resulted in more tokens. "
     "Please reduce the length of the messages."
@@ -318,6 +321,10 @@ _WORDS: Mapping[str, tuple[int, str, str | None, str]] = {
     "context_length": (400, _INVALID, "context_length_exceeded", _TOO_LONG),
     "content_filter": (400, _INVALID, "content_filter", _FILTERED),
     "billing": (429, "insufficient_quota", "insufficient_quota", _NO_CREDIT),
+    "payment": (402, "unknown_error", "invalid_request_error", "Insufficient Balance"),
+    "spend_limit": (429, "insufficient_quota", "organization_spend_limit_exceeded", _SPENT),
+    "slow_down": (429, "rate_limit_error", "slow_down", _SLOW_DOWN),
+    "prefill": (400, _INVALID, None, _NO_PREFILL),
     "overloaded": (529, "server_error", "server_is_overloaded", _OVERLOADED),
     "unavailable": (503, "server_error", "server_is_overloaded", _OVERLOADED),
     "queue_full": (503, "server_error", "server_is_overloaded", _QUEUE_FULL),

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import uvloop
 from aiohttp import web
@@ -26,7 +26,7 @@ from extproc.fakes import anthropic, openai, others, responses
 from extproc.fakes.answer import Answer, Ask, cost_of, planned
 from extproc.fakes.delivery import Delivery, reset_connection, send_json, send_stream
 from extproc.fakes.engine import Engine, Flight
-from extproc.fakes.faults import FAULT_HEADER, Fault, FaultBoard, parse_fault, refusal_by
+from extproc.fakes.faults import FAULT_HEADER, Fault, FaultBoard, error_of, parse_fault, prefilled, refusal_by
 from extproc.fakes.jsonbytes import dumps, loads
 from extproc.fakes.limits import Cost, Limits
 from extproc.fakes.metrics import Totals, metrics_page, selected
@@ -167,7 +167,7 @@ class Provider:
         self._check_key(request)
         ask = _asked(endpoint, body, seen)
         fault = self._fault_for(request, ask, seen)
-        if fault is not None and (early := await self._fail_early(endpoint, request, fault, seen)) is not None:
+        if fault is not None and (early := await self._fail_early(endpoint, request, ask, fault, seen)) is not None:
             return early
         self._check_model(ask)
         self._check_priority(ask)
@@ -191,6 +191,7 @@ class Provider:
             engine=self.engine,
             flight=stay.flight,
             fault=fault,
+            error=endpoint.dialect.word(error_of(fault), _request_id(stay.seen)).body if _about_us(fault) else None,
             started=partial(_begin, stay.seen),
             done=stay.check_out,
         )
@@ -201,7 +202,8 @@ class Provider:
         body = endpoint.write(answer)
         if delivery.struck_by("error-first", "error-later"):
             # There is no first or later part of a JSON answer: it is all error.
-            body = endpoint.dialect.word(Refusal("server_error"), _request_id(stay.seen)).body
+            told = Refusal("server_error") if fault is None else error_of(fault)
+            body = endpoint.dialect.word(told, _request_id(stay.seen)).body
         return await send_json(delivery, answer, body)
 
     def _arrived(self, path: str, request: web.Request) -> Seen:
@@ -242,7 +244,7 @@ class Provider:
         return fault
 
     async def _fail_early(
-        self, endpoint: Endpoint, request: web.Request, fault: Fault, seen: Seen
+        self, endpoint: Endpoint, request: web.Request, ask: Ask, fault: Fault, seen: Seen
     ) -> web.StreamResponse | None:
         """Fail before anything is charged; None if this fault strikes later."""
         await asyncio.sleep(fault.seconds("after"))
@@ -251,9 +253,15 @@ class Provider:
             return web.Response()
         if fault.name == "error-200":
             _begin(seen)
-            worded = endpoint.dialect.word(Refusal("server_error"), _request_id(seen))
+            worded = endpoint.dialect.word(error_of(fault), _request_id(seen))
             headers = self._headers(endpoint.dialect, seen, "application/json")
             return web.Response(body=worded.body, headers=headers)
+        if fault.name == "html-200":
+            _begin(seen)
+            headers = self._headers(endpoint.dialect, seen, "text/html; charset=utf-8")
+            return web.Response(body=b"<html><body>We are down for maintenance.</body></html>", headers=headers)
+        if fault.name == "prefill" and not prefilled(ask.body):
+            return None
         if fault.name == "content-filter" and endpoint.dialect.filters_in_answer:
             return None
         if (refusal := refusal_by(fault, self.settings)) is not None:
@@ -461,6 +469,11 @@ def _object(body: bytes) -> dict[str, Any]:
 
 def _begin(seen: Seen) -> None:
     seen.status = 200
+
+
+def _about_us(fault: Fault | None) -> TypeGuard[Fault]:
+    """Whether a fault's error speaks of the account."""
+    return fault is not None and fault.flag("billing")
 
 
 def _request_id(seen: Seen) -> str:

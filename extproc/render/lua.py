@@ -19,7 +19,7 @@ __all__ = ["tail_script", "upstream_script"]
 def tail_script() -> str:
     """What reads the end of a streamed answer."""
     ours = f"local OURS = {_table(f'[{_quoted(word)}] = true' for word in words_about_us())}\n\n"
-    return ours + _joined("json", "usage", "content", "tail")
+    return ours + _joined("json", "words", "usage", "content", "tail")
 
 
 def upstream_script(settings: Settings, name: str) -> str:
@@ -33,7 +33,7 @@ def upstream_script(settings: Settings, name: str) -> str:
     }
     known = f"local SELF = {_table(f'{key} = {value}' for key, value in own.items())}\n"
     rows = ",\n  ".join(map(_row, rows_of(upstream.provider)))
-    return f"{known}local ROWS = {{\n  {rows},\n}}\n\n" + _joined("json", "usage", "content", "upstream")
+    return f"{known}local ROWS = {{\n  {rows},\n}}\n\n" + _joined("json", "words", "usage", "content", "upstream")
 
 
 def _wider(settings: Settings, name: str) -> Iterator[str]:

@@ -42,10 +42,17 @@ def text_of(datas: list[Any]) -> str:
         ("429-bare", 429, "tokens", "rate_limit_exceeded"),
         ("401", 401, "invalid_request_error", "invalid_api_key"),
         ("403", 403, "invalid_request_error", "model_not_allowed"),
+        ("402", 402, "unknown_error", "invalid_request_error"),
+        ("404", 404, "invalid_request_error", "model_not_found"),
+        ("413", 413, "invalid_request_error", "request_too_large"),
+        ("slow-down", 429, "rate_limit_error", "slow_down"),
         ("billing", 429, "insufficient_quota", "insufficient_quota"),
+        ("spend-limit", 429, "insufficient_quota", "organization_spend_limit_exceeded"),
         ("context-length", 400, "invalid_request_error", "context_length_exceeded"),
         ("content-filter", 400, "invalid_request_error", "content_filter"),
         ("error-200", 200, "server_error", None),
+        ("error-200;billing", 200, "insufficient_quota", "insufficient_quota"),
+        ("error-200;filter", 200, "invalid_request_error", "content_filter"),
     ],
 )
 async def test_refusals_in_openai_words(fake: Fake, name: str, status: int, kind: str, code: str | None) -> None:
@@ -56,7 +63,7 @@ async def test_refusals_in_openai_words(fake: Fake, name: str, status: int, kind
             error = (await response.json())["error"]
         assert (error["type"], error["code"]) == (kind, code)
     seen = fake.record.requests[-1]
-    assert (seen.fault, seen.status, seen.charged) == (name, status, 0)
+    assert (seen.fault, seen.status, seen.charged) == (name.partition(";")[0], status, 0)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +76,12 @@ async def test_refusals_in_openai_words(fake: Fake, name: str, status: int, kind
         ("429-bare", 429, "rate_limit_error"),
         ("401", 401, "authentication_error"),
         ("403", 403, "permission_error"),
+        ("402", 402, "billing_error"),
+        ("404", 404, "not_found_error"),
+        ("413", 413, "request_too_large"),
+        ("slow-down", 429, "rate_limit_error"),
         ("billing", 400, "invalid_request_error"),
+        ("spend-limit", 429, "rate_limit_error"),
         ("context-length", 400, "invalid_request_error"),
         ("error-200", 200, "api_error"),
     ],
@@ -354,6 +366,54 @@ async def test_empty(fake: Fake) -> None:
     assert answer.choices[0].message.content == ""
     message = await fake.anthropic.messages.create(model="c", messages=HI, max_tokens=9, extra_headers=fault("empty"))
     assert message.content == []
+
+
+async def test_spend_limits_name_themselves(fake: Fake) -> None:
+    """Anthropic's under 429 has a code in its details, and no time to retry."""
+    async with fake.message(headers=fault("spend-limit")) as response:
+        assert (await response.json())["error"]["details"] == {"error_code": "enforced_spend_limit_reached"}
+        assert "retry-after" not in response.headers
+
+
+@pytest.mark.parametrize("name", ["error-first;billing", "error-later;billing"])
+async def test_errors_in_a_stream_may_be_about_the_account(fake: Fake, name: str) -> None:
+    """In both dialects, streamed or not."""
+    for post, kind in ((fake.chat, "insufficient_quota"), (fake.message, "invalid_request_error")):
+        for stream in (True, False):
+            async with post(headers=fault(name), stream=stream) as response:
+                assert response.status == 200
+                said = events(await response.text())[-1] if stream else await response.json()
+            assert said["error"]["type"] == kind
+
+
+async def test_a_page_in_place_of_an_answer(fake: Fake) -> None:
+    """As a proxy in between may send one, under 200."""
+    async with fake.chat(headers=fault("html-200")) as response:
+        assert (response.status, response.content_type) == (200, "text/html")
+
+
+async def test_reasoning_only(fake: Fake) -> None:
+    """Nothing to read, and all tokens spent on thinking."""
+    answer = await fake.openai.chat.completions.create(
+        model="gpt-x", messages=HI, max_tokens=20, extra_headers=fault("reasoning-only")
+    )
+    assert answer.choices[0].message.content == ""
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 20
+
+
+async def test_prefill_is_refused_where_there_is_one(fake: Fake) -> None:
+    """A request whose last message is the assistant's; any other is served."""
+    begun: Any = [*HI, {"role": "assistant", "content": "{"}]
+    for create, errors in (
+        (fake.openai.chat.completions.create, openai.BadRequestError),
+        (fake.anthropic.messages.create, anthropic.BadRequestError),
+    ):
+        asked: Any = {"model": "m", "max_tokens": 5, "extra_headers": fault("prefill")}
+        with pytest.raises(errors, match="does not support"):
+            await create(**asked, messages=begun)
+        await create(**asked, messages=HI)
 
 
 @pytest.mark.parametrize("name", sorted(set(FAULTS) - {"silence", "reset", "cut"}))

@@ -376,6 +376,8 @@ EVENTS = [
     Sent("openrouter", 200, openrouter("x", 502), OVERLOAD),
     Sent("openrouter", 200, openrouter("x", 503), OVERLOAD),
     Sent("openrouter", 200, {"choices": [], **openrouter("x", 502)}, OVERLOAD),
+    Sent("anthropic", 200, anthropic(NO_CREDIT, "invalid_request_error"), TERMINAL),
+    Sent("gemini", 200, openai("API key expired.", "x"), CREDENTIAL),
     Sent("compatible", 200, {"error": "overloaded_error"}, OVERLOAD),
 ]
 """Errors that come as an event of a stream."""

@@ -332,6 +332,7 @@ def test_errors_about_our_account_are_not_shown(tail: Tail, dialect: str, hide: 
         b'event: error\r\ndata: {"type":"error","error":{"type":"authentication_error","message":"'
         + secret
         + b'"}}\r\n\r\n',
+        b'data: {"type":"error","error":{"type":"x","message":"Your credit balance, ' + secret + b'"}}\n\n',
         b'data: {"error":{"code":402,"message":"' + secret + b'"},"choices":[]}\n\n',
     ):
         for rest in (error, error + error, error + DONE, error.rstrip(), error[:-12]):

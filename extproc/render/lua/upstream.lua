@@ -51,18 +51,7 @@ local LENGTH_WORDS = {
   string_above_max_length = true,
 }
 
--- What some providers say in the message alone, and the code we give it. Messages quote what a caller wrote: what speaks of
--- our account must stand at the start, in plain words, or any caller could have an upstream taken out.
-local OUR_TEXTS = {
-  { "^your credit balance", "credit_balance_too_low" },
-  { "^your prepayment credits", "credit_balance_too_low" },
-  { "^your team [%w%-]+ has [%a ]*used all available credits", "credit_balance_exhausted" },
-  { "^[%a\' ]*spend limit", "spend_limit_reached" },
-  { "^you have reached your specified [%a ]*usage limits", "spend_limit_reached" },
-  { "^api key not valid", "API_KEY_INVALID" },
-  { "^api key expired", "API_KEY_INVALID" },
-  { "^incorrect api key provided", "invalid_api_key" },
-}
+-- What a request that is too long is told in the message alone.
 local LENGTH_TEXTS = {
   "context length",
   "context size",
@@ -85,21 +74,13 @@ end
 
 -- The code that a message stands for, or nil.
 local function code_in(message, status)
+  local ours = our_code(message)
+  if ours or not LENGTH_STATUS[status] then return ours end
   message = string.lower(message)
-  for _, pair in ipairs(OUR_TEXTS) do
-    if find(message, pair[1]) then return pair[2] end
-  end
-  if not LENGTH_STATUS[status] then return nil end
   for _, text in ipairs(LENGTH_TEXTS) do
     if find(message, text, 1, true) then return "context_length_exceeded" end
   end
   return nil
-end
-
--- The string at `i`, cut to a length in which a message says what it has to say; "" where there is none.
-local function string_at(s, i)
-  local last = i and byte(s, i) == QUOTE and closing(s, i)
-  return last and sub(s, i + 1, math.min(last - 1, i + 1024)) or ""
 end
 
 -- Name of an AWS exception, as its header or `__type` has it: after a namespace, before an address.

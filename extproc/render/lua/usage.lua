@@ -47,7 +47,8 @@ end
 local function error_word(s, i)
   if not object(s, i) then return (word(s, i) or "-") .. "/-" end
   local at = members(s, i)
-  return (word(s, at.type) or word(s, at.status) or "-") .. "/" .. (word(s, at.code) or "-")
+  local code = our_code(string_at(s, at.message)) or word(s, at.code)
+  return (word(s, at.type) or word(s, at.status) or "-") .. "/" .. (code or "-")
 end
 
 local function note_choices(s, i, notes)
