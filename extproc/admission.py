@@ -23,11 +23,12 @@ from extproc.core.flight import Flight
 from extproc.core.forecast import Pace
 from extproc.core.lanes import Lanes
 from extproc.core.outputs import Outputs
-from extproc.core.policy import Kind, Limit, Policy
-from extproc.core.quota import account_of
+from extproc.core.policy import Kind, Limit, Policy, Prices
+from extproc.core.quota import account_of, purse, route_place, upstream_place
 from extproc.core.request import Usage
 from extproc.core.retries import RetryBudget
-from extproc.core.routing import bucket_key, kv_key, slots_key
+from extproc.core.routing import bucket_key, kv_key, reserve_of, slots_key
+from extproc.core.spend import PriceList
 from extproc.core.watermark import Watermark
 from extproc.flights import Flights
 from extproc.limiter import Limiter
@@ -55,14 +56,17 @@ class Admission:
     ) -> None:
         """`levels`: what was in the buckets, and how many seconds ago (shared.levels); `chance` is in [0, 1).
 
-        epoch_offset: seconds from the clock to the calendar's time, in which hours and days begin. What happens to
-        requests outside is to be announced to `observe` of this object, which passes it on.
+        epoch_offset: seconds from the clock to the calendar's time, in which hours, days, months and prices begin. What
+        happens to requests outside is to be announced to `observe` of this object, which passes it on.
         """
         self._listener = observe
         observe = self.observe
         self.policy = policy
         self._calibrate = calibrate
         self.breakers = Breakers(policy.upstreams.values(), clock, observe, chance)
+        self._clock = clock
+        self._epoch_offset = epoch_offset
+        self._prices = PriceList(policy.upstreams)
         store = _store(policy, levels or {}, clock.time(), epoch_offset)
         self._durable = (*store, *_learned_keys(policy))
         self.capacity = MemoryCapacity(clock, store)
@@ -101,6 +105,7 @@ class Admission:
             observe,
             grace_s=grace_s,
             affinity=self.affinity,
+            rates=self.rates,
             freed=self.limiter.kick,
             learned=self._learn_size,
             settled=self.limiter.settled,
@@ -115,6 +120,10 @@ class Admission:
             chance=chance,
             wall=lambda: clock.time() + epoch_offset,
         )
+
+    def rates(self, names: tuple[str, ...], model: str) -> Mapping[str, Prices]:
+        """Prices of `model` that hold now at each of the upstreams `names`, where they are known."""
+        return self._prices.rates(names, model, self._clock.time() + self._epoch_offset)
 
     def observe(self, event: Event) -> None:
         """Hear an event, and pass it on."""
@@ -162,26 +171,36 @@ class Admission:
 def _store(policy: Policy, known: Mapping[str, tuple[float, float]], now: float, epoch_offset: float) -> Store:
     store: Store = {}
 
-    def bucket(key: str, per_minute: float, capacity: float, start: float, *, shadow: bool) -> None:
-        level, age = known.get(key, (start, 0.0))
-        store[key] = TokenBucket(per_minute / 60, capacity, min(level, capacity), now - age, shadow)
-
     for upstream in policy.upstreams.values():
         for limit in (limit for limit in upstream.limits if isfinite(limit.per_minute)):
-            bucket(bucket_key(upstream.name, limit), limit.per_minute, limit.capacity, 0.0, shadow=limit.shadow)
+            key = bucket_key(upstream.name, limit)
+            level, age = known.get(key, (0.0, 0.0))
+            rate, reserve = limit.per_minute / 60, reserve_of(upstream, limit.kind)
+            store[key] = TokenBucket(rate, limit.capacity, min(level, limit.capacity), now - age, limit.shadow, reserve)
         slots = upstream.concurrency or (upstream.learn_concurrency if upstream.learn else inf)
         store[slots_key(upstream.name)] = Slots(slots, shadow="concurrency" in upstream.shadow)
         if upstream.kv is not None:
             store[kv_key(upstream.name)] = Watermark(upstream.kv)
-    for tenant in policy.tenants.values():
-        for key, counter in account_of(tenant).counters(now, epoch_offset).items():
-            store[key] = counter
-            level, age = known.get(key, (0.0, inf))
-            if key in known and isinstance(counter, TokenBucket):
-                counter.level, counter.at = min(level, counter.capacity), now - age
-            elif key in known and isinstance(counter, Budget):
-                counter.used, counter.at = max(0.0, level), now - age
+    for key, counter in _budgets(policy, now, epoch_offset).items():
+        store[key] = counter
+        level, age = known.get(key, (0.0, inf))
+        if key in known and isinstance(counter, TokenBucket):
+            counter.level, counter.at = min(level, counter.capacity), now - age
+        elif key in known and isinstance(counter, Budget):
+            counter.restore(level, now - age)
     return store
+
+
+def _budgets(policy: Policy, now: float, epoch_offset: float) -> Store:
+    """What tenants may use, and how many dollars upstreams and routes may cost."""
+    found: Store = {}
+    for tenant in policy.tenants.values():
+        found |= account_of(tenant).counters(now, epoch_offset)
+    for upstream in policy.upstreams.values():
+        found |= purse(upstream_place(upstream), upstream.dollars, upstream.shadow, now, epoch_offset)
+    for route in policy.routes:
+        found |= purse(route_place(route), route.dollars, route.shadow, now, epoch_offset)
+    return found
 
 
 def _learned_keys(policy: Policy) -> list[str]:

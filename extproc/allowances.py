@@ -1,4 +1,4 @@
-"""What a request takes of its caller's own: its tenant's allowance and its session's, counted in capacity.
+"""What a request takes of its caller's own: its tenant's allowance, its session's and its route's, counted in capacity.
 
 Counters of unlisted tenants and of sessions come into being with their first request, and are forgotten when there are
 too many (core.quota, core.session). Where counting suspends, declaring and forgetting keep the order in which they were
@@ -19,8 +19,8 @@ from extproc.core import spend
 from extproc.core.budget import Budget
 from extproc.core.capacity import Change, Claim, Declare, Forget, Seats, Tuning
 from extproc.core.policy import Policy, Prices, SessionLimits, Tenant
-from extproc.core.quota import Account, Accounts, account_of, begins_anew, hour_ends, rests
-from extproc.core.request import Endpoint, Request
+from extproc.core.quota import Account, Accounts, account_of, begins_anew, hour_ends, purse_keys, rests, route_place
+from extproc.core.request import Request
 from extproc.core.session import Known, Sessions
 from extproc.core.value import value
 from extproc.ports import Capacity, Clock
@@ -33,7 +33,7 @@ MOST_TENANTS = 50_000
 
 @value
 class Allowance:
-    """What one request takes of its tenant and session, all or nothing, and when (`at`, on the clock).
+    """What one request takes of its tenant, session and route, all or nothing, and when (`at`, on the clock).
 
     rules: its tenant's. first: what has to be declared or forgotten before. pins: whose counters stay until `close`.
     until: before this no period of its budgets ends.
@@ -68,6 +68,12 @@ class Allowances:
         self._clock = clock
         self._epoch_offset = epoch_offset
         self._listed = {name: account_of(tenant, declared=True) for name, tenant in policy.tenants.items()}
+        self._routes = {
+            route.name: purse_keys(route_place(route), route.dollars)
+            for route in policy.routes
+            if route.dollars.limited
+        }
+        self._purses = any(upstream.dollars.limited for upstream in policy.upstreams.values())
         self._others = None if policy.any_tenant is None else Accounts(policy.any_tenant, most)
         self._tuning: asyncio.Future[None] | None = None
 
@@ -94,11 +100,15 @@ class Allowances:
             pins.append(account)
         limits = account.rules.sessions or self._policy.sessions
         counted = _limited(limits) and (limits.derived or not request.session.derived)
-        if not (counted or account.fixed or account.total or account.usd):
+        shared = self._routes.get(request.route, ())
+        if not (counted or account.fixed or account.total or account.usd or shared):
             return NOTHING
         now, tokens = self._clock.time(), float(request.size.total)
-        usd = _reserved_usd(request, rates) if account.usd or (counted and limits.max_usd is not None) else None
+        budgeted = account.usd or shared or (counted and limits.max_usd is not None)
+        usd = spend.needed(rates, request.size, request.endpoint) if budgeted else None
         claims = account.claims(tokens, usd)
+        if usd is not None:
+            claims += [Claim(key, usd) for key in shared]
         if counted:
             known, gone = self.sessions.hear(request.tenant, request.session.id, limits, now)
             first += _forgotten(gone)
@@ -108,7 +118,7 @@ class Allowances:
             pin.pins += 1
             if not pin.declared:
                 first += self._declarations(pin, now)
-        until = hour_ends(now, self._epoch_offset) if account.usd else inf
+        until = hour_ends(now, self._epoch_offset) if account.usd or shared else inf
         return Allowance(account.rules, tuple(claims), tuple(first), tuple(pins), now, until)
 
     async def prepare(self, allowance: Allowance) -> None:
@@ -128,13 +138,22 @@ class Allowances:
         for pin in allowance.pins:
             pin.ended(now)
 
-    def due(self, changes: Sequence[Change], allowance: Allowance) -> Sequence[Change]:
-        """`changes` without what a budget whose period is over would give back: the new one was never charged it."""
-        now = self._clock.time()
-        if now < allowance.until:
+    def due(self, changes: Sequence[Change], allowance: Allowance, departed: float | None) -> Sequence[Change]:
+        """`changes` without what a budget whose period is over would give back: the new one was never charged it.
+
+        departed: when it took of an upstream's own, if it did.
+        """
+        now, until = self._clock.time(), allowance.until
+        if self._purses and departed is not None:
+            until = min(until, hour_ends(departed, self._epoch_offset))
+        if now < until:
             return changes
-        stale = [c for c in changes if c.amount > 0 and begins_anew(c.key, allowance.at, now, self._epoch_offset)]
-        return [change for change in changes if change not in stale] if stale else changes
+
+        def stale(change: Change) -> bool:
+            taken = allowance.at if departed is None or not change.key.startswith("upstream/") else departed
+            return change.amount > 0 and begins_anew(change.key, taken, now, self._epoch_offset)
+
+        return [change for change in changes if not stale(change)]
 
     def served(self, request: Request) -> Sequence[Tuning]:
         """Its session was answered, so it is fresh no more. Returns what has to be tuned for that, seldom anything.
@@ -233,20 +252,6 @@ class Allowances:
             "tokens": budget(known.tokens_key, known.max_tokens),
             "usd": budget(known.usd_key, known.max_usd),
         }
-
-
-def _reserved_usd(request: Request, rates: Mapping[str, Prices]) -> float | None:
-    """Dollars to reserve; None where it costs nothing: free or unpriced models, and counting tokens.
-
-    What an endpoint costs whose requests cannot be read is only known afterwards, so it needs a budget that is left.
-    """
-    if not rates or request.endpoint is Endpoint.COUNT_TOKENS:
-        return None
-    usd = spend.dearest(rates, request.size)
-    if usd > 0:
-        return usd
-    priced = request.endpoint is Endpoint.OTHER and not all(map(spend.is_free, rates.values()))
-    return 0.0 if priced else None
 
 
 def _forgotten(sessions: Sequence[Known]) -> list[Tuning]:

@@ -109,6 +109,7 @@ class Service:
             self.capacity,
             self.clock,
             self.observe,
+            self.admission.rates,
         )
         engines = Engines(settings.upstreams, self.capacity, self.clock, self.observe, self.limiter.kick)
         duties = (self.limiter.run(), self._sweep(), canary.run(), self._watchdog.beat(), self._ramp(), engines.run())
@@ -173,6 +174,7 @@ class Service:
             sessions=SessionRules(identity.session_headers, identity.session_window_s),
             executor=self._executor,
             chance=random.random,
+            rates=self.admission.rates,
         )
         timing = Timing(timeouts.first_token_s, timeouts.prompt_tokens_per_s, timeouts.stall_s, timeouts.answer_s)
         health = self.breakers.allows, self.breakers.fits

@@ -8,10 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from extproc.core.request import Dialect
+from extproc.core.routing import matches
+from extproc.core.spend import is_free
 from extproc.probes.inquiry import inquire
 from extproc.render.envoy import bootstrap, to_yaml
 from extproc.render.envoy import validate as validate_envoy
-from extproc.settings import KvSettings, Settings, SettingsError
+from extproc.settings import KvSettings, Settings, SettingsError, UpstreamSettings
 
 __all__ = ["advice", "ask", "validate"]
 
@@ -80,12 +82,39 @@ def _models(settings: Settings) -> Iterator[str]:
 
 
 def _prices(settings: Settings) -> Iterator[str]:
-    limits = [tenant.usd_per_hour or tenant.usd_per_day for tenant in settings.tenants.values()]
-    limits += [tenant.sessions.max_usd for tenant in settings.tenants.values() if tenant.sessions]
-    if any((*limits, settings.sessions.max_usd)):
-        for name, upstream in settings.upstreams.items():
-            if not upstream.prices and not upstream.owned:
-                yield f"note: upstreams.{name}.prices: not set, what it serves counts against nobody's dollars"
+    everywhere = any(tenant.dollars.limited for tenant in settings.tenants.values())
+    everywhere |= any(tenant.sessions.max_usd for tenant in settings.tenants.values() if tenant.sessions)
+    everywhere |= settings.sessions.max_usd is not None
+    limited = {name for route in settings.routes if route.dollars.limited for name in route.chain}
+    for name, upstream in settings.upstreams.items():
+        if not upstream.prices and upstream.dollars.limited:
+            yield f"note: upstreams.{name}.prices: not set, so its dollars are never spent"
+        elif not upstream.prices and not upstream.owned and (everywhere or name in limited):
+            yield f"note: upstreams.{name}.prices: not set, what it serves counts against nobody's dollars"
+        for model in upstream.prices:
+            if model not in ("*", upstream.canary_model) and not _is_served(settings, name, model):
+                yield f"note: upstreams.{name}.prices: no route sends {model!r} there"
+    yield from _steering(settings)
+
+
+def _is_served(settings: Settings, name: str, own: str) -> bool:
+    """Whether a route sends to this upstream what it calls `own`."""
+    models = settings.upstreams[name].models
+    public = [each for each, its in models.items() if its == own] + ([] if own in models else [own])
+    return any(matches(each, route.models) for route in settings.routes if name in route.chain for each in public)
+
+
+def _steering(settings: Settings) -> Iterator[str]:
+    for i, route in enumerate(settings.routes):
+        upstreams = {name: settings.upstreams[name] for name in route.chain}
+        free = any(upstream.owned or _is_free(upstream) for upstream in upstreams.values())
+        for name in (name for name, upstream in upstreams.items() if upstream.dollars.limited and not free):
+            yield f"note: routes[{i}].chain: nothing in it is free, so it refuses when the dollars of {name} are spent"
+
+
+def _is_free(upstream: UpstreamSettings) -> bool:
+    prices = [one.rules() for each in upstream.prices.values() for one in each]
+    return bool(prices) and all(map(is_free, prices))
 
 
 def _bounds(settings: Settings) -> Iterator[str]:

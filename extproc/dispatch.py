@@ -71,8 +71,9 @@ class Dispatch:
         request, now = flight.request, self._clock.time()
         flight.depart((first,), wants.prices, now)
         terms = self._terms[request.lane]
+        names = self._good(wants, first)
         flight.order = order = routing.order(
-            first, self._good(wants, first), self._allows, lambda name: self._has_room(wants, name, terms)
+            first, names, self._allows, lambda name: self._has_room(wants, name, terms)
         )
         flight.accounting = {name: self._policy.upstreams[name].accounting for name in order}
         rewrite = self._rewrite(request, order, document)
@@ -126,8 +127,20 @@ class Dispatch:
         return self._timing.answer_s
 
     def _good(self, wants: Wants, first: str) -> tuple[str, ...]:
-        """`first`, and those that answer such prompts well: an answer that is none would not be tried anew."""
-        return tuple(name for name in wants.names if name == first or self._fits(name, wants.prompt))
+        """`first`, and those that may be paid and answer such prompts well: a bad answer would not be tried anew."""
+        names = self._affordable(wants, first)
+        return tuple(name for name in names if name == first or self._fits(name, wants.prompt))
+
+    def _affordable(self, wants: Wants, first: str) -> tuple[str, ...]:
+        """Where it may go for money's sake, `first` included: what that costs it has been paid for."""
+        if wants.costless is None:
+            return wants.names
+        store, now = self._capacity.levels(), self._clock.time()
+        return routing.affordable(
+            wants.names,
+            wants.costless | {first},
+            lambda name: name != first and routing.dollars_lack(wants.prices[name], store, now),
+        )
 
     def _has_room(self, wants: Wants, name: str, terms: Terms) -> bool:
         levels, now = self._capacity.levels(), self._clock.time()

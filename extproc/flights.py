@@ -1,6 +1,6 @@
 """Everything that was let go and is not yet accounted for: opens the books on a request and closes them exactly once.
 
-`board` takes the caller's own on the way in (its tenant's allowance and its session's, tokens and dollars, all at once)
+`board` takes the caller's own on the way in (its tenant's allowance, its session's and its route's, all at once)
 and gives back, on the way out, what the request still holds. Outcomes arrive beside it, as records of Envoy's access
 log: before the stream's end, after it, in any order, or never. They are learned from here: tokens and dollars are
 settled, breakers told, forecasts fed. A record that never comes is replaced after a grace period by the estimate.
@@ -15,14 +15,13 @@ Deliberately not here: the arithmetic of what comes back (core.flight), what a r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import lru_cache, partial
+from functools import partial
 from typing import Protocol
 
 from extproc.allowances import NOTHING, Allowance, Allowances
 from extproc.breakers import Breakers
-from extproc.core import spend
 from extproc.core.affinity import Affinity
 from extproc.core.breaker import Evidence, Outcome
 from extproc.core.bucket import TokenBucket
@@ -31,7 +30,8 @@ from extproc.core.events import AttemptFailed, Observed, Overshot, Settled, Shad
 from extproc.core.flight import Flight, Refund
 from extproc.core.forecast import Pace
 from extproc.core.identity import place_of
-from extproc.core.policy import Policy
+from extproc.core.policy import Policy, Prices
+from extproc.core.quota import PERIODS
 from extproc.core.refusal import Reason, Rejected, Window
 from extproc.core.request import Request, Size, Usage
 from extproc.core.routing import slots_key
@@ -61,10 +61,6 @@ REPLACED = f"tidegate_{Reason.EVICTED}"
 MALFORMED = "malformed"
 """How the filter at the upstream calls an answer that is no JSON."""
 NOT_FOUND = 404
-RATES = 4096
-"""Most models and chains whose prices are remembered together."""
-PERIODS = {"usd_day": "day", "usd_hour": "hour"}
-"""Budgets of a tenant, and what their periods are called."""
 
 
 class Learned(Protocol):
@@ -89,11 +85,14 @@ class Flights:
         *,
         grace_s: float,
         affinity: Affinity,
+        rates: Callable[[tuple[str, ...], str], Mapping[str, Prices]],
         freed: Callable[[], None],
         learned: Learned,
         settled: Callable[[Request, Size], None] = lambda _request, _used: None,
     ) -> None:
-        """`freed` is called after capacity came back; `learned` hears of every usage that an upstream reported, and
+        """`rates` tells the prices of a model at some upstreams that hold now, where they are known.
+
+        `freed` is called after capacity came back; `learned` hears of every usage that an upstream reported, and
         `settled` of what every request that departed really used, once.
         """
         self._policy = policy
@@ -108,7 +107,7 @@ class Flights:
         self._freed = freed
         self._learned = learned
         self._tell_used = settled
-        self._rates = lru_cache(RATES)(partial(spend.rates_of, policy.upstreams))
+        self._rates = rates
         self._own: dict[Flight, Allowance] = {}
         self._flights: dict[str, Flight] = {}
         self._by_id: dict[str, Flight] = {}
@@ -171,7 +170,7 @@ class Flights:
             if unheard:
                 self._close(flight, Settled(flight.request, "", flight.attempts, 0, None, flight.waited_s))
                 await self._allowances.tune(self._allowances.served(flight.request))
-            await self._apply(changes, allowance)
+            await self._apply(changes, allowance, flight.departed)
         await self._allowances.sweep()
         for ticket in [t for t, (_, heard) in self._adopted.items() if now - heard > LEASE_S]:
             await self._let_go(ticket)
@@ -193,7 +192,7 @@ class Flights:
             if allowance is not None:
                 self._pace.learn_hold(place_of(flight.request.tenant), now - flight.departed)
         self._forget_if_closed(flight)
-        await self._apply(changes, allowance)
+        await self._apply(changes, allowance, flight.departed)
 
     async def _take_own(self, request: Request, allowance: Allowance) -> None:
         """Take the allowance. When this raises, nothing is taken and its books are closed."""
@@ -254,14 +253,15 @@ class Flights:
 
     def _spent(self, request: Request, answer: Answer) -> Rejected:
         """Why it is refused: for good before for a while, since who waits for the one would run into the other."""
-        lacking = {key.rpartition("/")[2] for key in answer.short}
+        lacking = set(map(_kind, answer.short))
         place = place_of(request.tenant)
         if any(key.startswith("session/") for key in answer.short):
             what = "tokens" if "tokens" in lacking else "dollars"
             return Rejected(Reason.SESSION_BUDGET, f"what is left of this session's {what} does not cover this request")
         if not lacking.isdisjoint(PERIODS):
-            period = next(word for kind, word in PERIODS.items() if kind in lacking)
-            spent = f"what is left of this tenant's dollars per {period} does not cover this request"
+            longest = max((key for key in answer.short if _kind(key) in PERIODS), key=_lasts)
+            whose = "tenant" if longest.startswith(place) else "model"
+            spent = f"what is left of this {whose}'s dollars per {PERIODS[_kind(longest)]} does not cover this request"
             return Rejected(Reason.SPEND_BUDGET, spent)
         if "slots" in lacking:
             return Rejected(Reason.TENANT_CONCURRENCY, retry_after=max(1.0, self._pace.hold_s(place)))
@@ -286,7 +286,7 @@ class Flights:
         self._observe(AttemptFailed(record.upstream, outcome, record.status, record.error, flight.request.ticket))
         refund = Refund.UNSENT if record.flags & UNSENT else Refund.INPUT_KEPT if record.flags & CUT else Refund.ALL
         changes = flight.attempt_failed(record.upstream, refund, last=_passed_on(record))
-        await self._apply(changes, self._own.get(flight))
+        await self._apply(changes, self._own.get(flight), flight.departed)
 
     async def _final(self, flight: Flight, record: Record) -> None:
         flight.attempts = max(flight.attempts, record.attempt)
@@ -308,7 +308,7 @@ class Flights:
                 self._time(flight, record)
             changes = flight.unserved(record.upstream if client_gone or timed_out else "")
         self._close(flight, _settled(flight, record, usage, client_gone=client_gone))
-        await self._apply(changes, self._own.get(flight))
+        await self._apply(changes, self._own.get(flight), flight.departed)
 
     def _close(self, flight: Flight, event: Settled) -> None:
         """Its outcome is known, or never will be."""
@@ -400,10 +400,12 @@ class Flights:
         if self._by_id.get(flight.request.id) is flight:
             del self._by_id[flight.request.id]
 
-    async def _apply(self, changes: Sequence[Change], allowance: Allowance | None = None) -> None:
-        """allowance: of whom they are the changes; its counters stay until they are made."""
-        if allowance is not None:
-            changes = self._allowances.due(changes, allowance)
+    async def _apply(
+        self, changes: Sequence[Change], allowance: Allowance | None = None, departed: float | None = None
+    ) -> None:
+        """allowance: of whom they are the changes; its counters stay until they are made. departed: when it did."""
+        if allowance is not None or departed is not None:
+            changes = self._allowances.due(changes, allowance or NOTHING, departed)
         if not changes:
             return
         levels, now = self._capacity.levels(), self._clock.time()
@@ -426,6 +428,15 @@ class Flights:
     async def _change(self, changes: Sequence[Change]) -> None:
         await self._capacity.change(changes)
         self._freed()
+
+
+def _kind(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def _lasts(key: str) -> int:
+    """Rank of a budget by how long it lasts."""
+    return list(PERIODS).index(_kind(key))
 
 
 def _limit(key: str) -> str:

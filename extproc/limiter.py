@@ -29,14 +29,14 @@ from math import inf, isfinite
 from extproc.core.capacity import Answer, Ask, Change, Claim, Option
 from extproc.core.events import Observed, Queued, Shadowed
 from extproc.core.forecast import Forecast, Pace
-from extproc.core.lanes import Lanes
+from extproc.core.lanes import Lanes, terms_of
 from extproc.core.lines import Backlog, Group, Line, Waiter
-from extproc.core.policy import Bounds, Pacing, SessionLimits, WhenBusy
+from extproc.core.policy import Bounds, SessionLimits, WhenBusy
 from extproc.core.promises import LONG_S, Promise, Promises
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
-from extproc.core.routing import options
-from extproc.core.shares import RENEW_S, Terms
+from extproc.core.routing import affordable, dollars_lack, options
+from extproc.core.shares import RENEW_S
 from extproc.core.value import value
 from extproc.core.watermark import recheck_s
 from extproc.ports import Capacity, Clock, Observer
@@ -49,6 +49,7 @@ MAX_DEPTH = 64
 """At most so many of each line are asked for at once."""
 MAX_LOOKS = 500
 """So many looks in one pass; then the loop has a turn for others. They take some ten milliseconds together."""
+BROKE = "what may be spent on this model's upstreams does not cover this request, and none of them is free"
 LEAST_RETRY_S = 1.0
 """Nobody is told to come back sooner."""
 
@@ -58,6 +59,7 @@ class Wants:
     """What one request could take: upstreams in order of preference, and what each costs it.
 
     forced: whatever their breakers say. too_large: none of them could ever hold it; it goes because it is observed.
+    costless: those that cost nothing, where an upstream's own dollars are limited; None where no limit is to be kept.
     prompt: its tokens.
     """
 
@@ -66,6 +68,7 @@ class Wants:
     forced: bool = False
     too_large: bool = False
     prompt: int = 0
+    costless: frozenset[str] | None = None
 
 
 @value
@@ -143,10 +146,7 @@ class Limiter:
         self._bounds = bounds or Bounds()
         self._new_share = new_share
         self._chance = chance
-        self._terms = {
-            name: Terms(name, rule.rank, rule.min_share, rule.keep_free, smooth=rule.pacing is Pacing.SMOOTH)
-            for name, rule in lanes.rules.items()
-        }
+        self._terms = {name: terms_of(rule) for name, rule in lanes.rules.items()}
         self._seq = count()
         self._wake = asyncio.Event()
         self._newcomers: list[_Turn] = []
@@ -155,6 +155,8 @@ class Limiter:
         self._renew_s = RENEW_S if shares else inf
         self._look_at = -inf
         self._vain = 0
+        self._budgeted = False
+        """Whether anybody came so far whose upstreams' dollars are limited."""
 
     async def run(self) -> None:
         """Passes whenever something changed. Runs until cancelled."""
@@ -218,15 +220,23 @@ class Limiter:
 
     def _in_reach(self, request: Request, wants: Wants) -> Wants:
         """Where every breaker rests for longer than the request can wait, what is owned serves all the same."""
-        if any(map(self._allows, wants.names)) or self._earliest_probe(wants.names) <= request.wait_until:
+        names = self._affordable(wants)
+        if any(map(self._allows, names)) or self._earliest_probe(names) <= request.wait_until:
             return wants
-        owned = next((name for name in wants.names if name in self._owned), None)
+        owned = next((name for name in names if name in self._owned), None)
         return wants if owned is None else Wants((owned,), wants.prices, forced=True, prompt=wants.prompt)
 
     def _open(self, wants: Wants) -> list[str]:
         """The upstreams that may be asked now: those that answer such prompts well, where there are any."""
-        names = [name for name in wants.names if wants.forced or self._allows(name)]
+        names = [name for name in self._affordable(wants) if wants.forced or self._allows(name)]
         return [name for name in names if self._fits(name, wants.prompt)] or names
+
+    def _affordable(self, wants: Wants) -> tuple[str, ...]:
+        """Those of its upstreams whose own dollars allow it."""
+        if wants.costless is None:
+            return wants.names
+        store, now = self._capacity.levels(), self._clock.time()
+        return affordable(wants.names, wants.costless, lambda name: dollars_lack(wants.prices[name], store, now))
 
     def _in_view(self, request: Request, wants: Wants) -> list[str]:
         """Those of them that it waits for."""
@@ -259,6 +269,7 @@ class Limiter:
         promise = self.promises.claim(request, now) if len(self.promises) else None
         if promise is not None and promise.kept_at(now):
             place, before = min(place, promise.since), promise.second
+        self._budgeted = self._budgeted or wants.costless is not None
         turn = _Turn(request, next(self._seq), wants, place, before)
         turn.promise = promise
         rule = self.lanes.rules[request.lane]
@@ -272,7 +283,7 @@ class Limiter:
         """Return when who just joined was granted, or a pass has come by without granting it."""
         if self._capacity.immediate:
             looked = self._clock.time() < self._look_at and not self._wake.is_set()
-            if not (looked and self.lanes.behind(turn)):
+            if not (looked and self.lanes.behind(turn) and turn.wants.costless is None):
                 await self._pass()
         else:
             self._newcomers.append(turn)
@@ -397,7 +408,10 @@ class Limiter:
 
     def _evict(self, turn: _Turn) -> None:
         observed = turn.request.observed  # it goes all the same
-        turn.verdict = Rejected(Reason.EVICTED) if observed else self._refusal(turn, Reason.EVICTED)
+        self._turn_away(turn, Rejected(Reason.EVICTED) if observed else self._refusal(turn, Reason.EVICTED))
+
+    def _turn_away(self, turn: _Turn, verdict: Rejected) -> None:
+        turn.verdict = verdict
         turn.gone = True
         self.lanes.leave(turn)
         turn.event.set()
@@ -466,7 +480,7 @@ class Limiter:
         """
         deep: dict[Line, int] = {}
         looks = 0
-        while not self.draining and (heads := self.lanes.heads(deep)):
+        while not self.draining and (heads := self._heads(deep)):
             newcomers, self._newcomers = self._newcomers, []
             lines = [head.flow.line for head, _ in heads if head.flow]
             asks = [Ask(h.request.ticket, self._options(h), f, self._terms[h.request.lane]) for h, f in heads]
@@ -492,6 +506,17 @@ class Limiter:
                 self.kick()
                 return
         self.forecast.served.looked((), self._clock.time())
+
+    def _heads(self, deep: dict[Line, int]) -> list[tuple[Waiter, bool]]:
+        """Who may be asked for. Those are turned away for whom nothing is left that may be paid, nor anything free."""
+        while True:
+            heads = self.lanes.heads(deep)
+            turns = (_turn(head) for head, _ in heads) if self._budgeted else ()
+            broke = [turn for turn in turns if not self._affordable(turn.wants)]
+            if not broke:
+                return heads
+            for turn in broke:
+                self._turn_away(turn, Rejected(Reason.SPEND_BUDGET, BROKE))
 
     def _tell(self, newcomers: list[_Turn], *, whole: bool) -> None:
         """Whoever was in line for a whole batch, and was not granted, knows now that it has to wait."""

@@ -28,7 +28,7 @@ from extproc.core.pacing import HOUR_S, Brakes, Move, Pacer, Reported, Rules, sh
 from extproc.core.policy import Accounting, Kind, Limit, Policy, Upstream
 from extproc.core.ramp import FLOOR_PER_MINUTE, Ramp
 from extproc.core.request import Endpoint, Request, Size
-from extproc.core.routing import bucket_key, limits_of, slots_key
+from extproc.core.routing import bucket_key, limits_of, reserve_of, slots_key
 from extproc.dialects import ErrorClass
 from extproc.ports import Capacity, Clock, Observer, Record, RecordKind
 
@@ -378,6 +378,7 @@ def _pacer(upstream: Upstream, limit: Limit, ramp_floor: float) -> Pacer:
         capacity=limit.capacity,
         headroom=upstream.headroom,
         shadow=limit.shadow,
+        reserve=reserve_of(upstream, limit.kind),
     )
     grows = limit.kind in (Kind.TOTAL, Kind.INPUT)
     return Pacer(bucket_key(upstream.name, limit), rules, Ramp(ramp_floor, active=upstream.ramp) if grows else None)

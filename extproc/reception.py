@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import count
 from zlib import crc32
 
 from extproc import dialects, tokens
-from extproc.core import routing
+from extproc.core import routing, spend
 from extproc.core.affinity import Affinity
+from extproc.core.capacity import Claim
 from extproc.core.forecast import Pace
 from extproc.core.identity import Caller, Directory, lane_of, session_of
 from extproc.core.outputs import Outputs
-from extproc.core.policy import Policy, Route, Tenant
+from extproc.core.policy import Policy, Prices, Route, Tenant
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Call, Endpoint, Request, Session, Size
 from extproc.core.retries import KEYED
@@ -79,8 +80,11 @@ class Reception:
         sessions: SessionRules,
         executor: Executor,
         chance: Callable[[], float],
+        rates: Callable[[tuple[str, ...], str], Mapping[str, Prices]],
     ) -> None:
-        """`fresh` says of a tenant's session that it was never served. `executor` counts long prompts.
+        """`rates` tells the prices of a model at some upstreams that hold now, where they are known.
+
+        `fresh` says of a tenant's session that it was never served. `executor` counts long prompts.
 
         `chance` is in [0, 1).
         """
@@ -96,7 +100,9 @@ class Reception:
         self._sessions = sessions
         self._executor = executor
         self._chance = chance
+        self._rates = rates
         self._numbers = count(1)
+        self._purses = any(upstream.dollars.limited for upstream in policy.upstreams.values())
 
     def greet(self, head: Head) -> Greeting:
         """Read the headers. Rejected when path, caller, lane or deadline do not allow it."""
@@ -142,7 +148,22 @@ class Reception:
         prices = {
             name: routing.claims(policy.upstreams[name], call.model, size, greeting.endpoint, usual) for name in names
         }
-        return request, Wants(names, prices, too_large=too_large, prompt=size.input)
+        costless = self._bill(request, names, prices) if self._purses else None
+        return request, Wants(names, prices, too_large=too_large, prompt=size.input, costless=costless)
+
+    def _bill(
+        self, request: Request, names: tuple[str, ...], prices: dict[str, tuple[Claim, ...]]
+    ) -> frozenset[str] | None:
+        """Add to `prices` what it takes of upstreams' own dollars, and tell which of them cost nothing at all.
+
+        None where it takes none of any.
+        """
+        upstreams, rates, limited = self._policy.upstreams, self._rates(names, request.model), False
+        for name in names:
+            if claims := spend.bill(upstreams[name], rates, request.size, request.endpoint):
+                prices[name] += claims
+                limited = True
+        return frozenset(n for n in names if spend.is_costless(upstreams[n], rates)) if limited else None
 
     def _eligible(self, request: Request, route: Route, pin: str | None) -> tuple[tuple[str, ...], bool]:
         """The upstreams that could serve it, and whether it is too large for them: then it goes if it is observed."""

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from extproc.admission import Admission
 from extproc.core.bucket import Slots
 from extproc.core.budget import Budget
 from extproc.core.capacity import Claim
 from extproc.core.events import Observed, Overshot, Settled, Shadowed
-from extproc.core.policy import KvRules, Policy, Prices, SessionLimits, Tenant
+from extproc.core.policy import Dollars, KvRules, Policy, Prices, Route, SessionLimits, Tenant
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Endpoint, Session, Size
 from extproc.core.watermark import Watermark
@@ -204,7 +205,7 @@ def test_free_and_unpriced_models_need_no_budget(kind: type[Ledger]) -> None:
     """A spent budget in dollars does not stop them; that nobody knows a price can be told from a price of zero."""
     upstreams = {
         name: replace(POLICY.upstreams[name], prices=prices)
-        for name, prices in (("a", {"*": Prices(0.0, 0.0)}), ("b", {"other": Prices(1.0, 1.0)}))
+        for name, prices in (("a", {"*": (Prices(0.0, 0.0),)}), ("b", {"other": (Prices(1.0, 1.0),)}))
     }
 
     async def scenario(loop: VirtualLoop) -> None:
@@ -231,6 +232,122 @@ def test_what_cannot_be_read_beforehand_needs_a_budget_that_is_left(kind: type[L
         caught = await refused(desk.take_off("a", endpoint=Endpoint.OTHER, **nothing, session=Session("t")))
         assert caught.reason is Reason.SPEND_BUDGET
         await fly(desk, endpoint=Endpoint.COUNT_TOKENS, **nothing, session=Session("t"))
+
+    play(scenario)
+
+
+def with_route(**dollars: float) -> Policy:
+    """The policy with a route of these dollars, and one without."""
+    routes = (Route("0:m", ("m",), ("a", "b"), dollars=Dollars(**dollars)), Route("1:n", ("n",), ("a", "b")))
+    return replace(POLICY, routes=routes)
+
+
+@pytest.mark.parametrize("period", ["hour", "day", "month"])
+def test_what_a_route_may_cost_is_a_hard_stop_for_everybody(kind: type[Ledger], period: str) -> None:
+    """Whoever calls; no other route notices. It is settled by what was really used, and whole again with its period."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind, with_route(**{f"per_{period}": 2 * A}))
+        key = f"route/m/usd_{period}"
+        for tenant in ("default", "agent", "stranger"):
+            await fly(desk, tenant=tenant)
+        assert desk.left(key) == pytest.approx(2 * A - 3 * USED)
+        caught = await refused(desk.take_off("a"))
+        assert (caught.reason, caught.retry_after) == (Reason.SPEND_BUDGET, None)
+        assert f"this model's dollars per {period}" in caught.detail
+        await fly(desk, route="1:n")
+        await asyncio.sleep({"hour": 3600, "day": 86_400, "month": 31 * 86_400}[period])
+        trip = await desk.take_off("a")
+        assert desk.left(key) == pytest.approx(A)
+        await asyncio.sleep({"hour": 3600, "day": 86_400, "month": 31 * 86_400}[period])
+        await trip.final("a", tail=DONE)
+        await trip.land()
+        assert desk.left(key) == pytest.approx(2 * A)
+
+    play(scenario)
+
+
+def test_of_a_tenants_and_a_routes_dollars_the_longer_is_told(kind: type[Ledger]) -> None:
+    """Who waits for the one would run into the other."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        for route, told in (({"per_month": 1.0}, "this model's dollars per month"), ({"per_hour": 1.0}, "tenant's")):
+            desk = Desk(loop, kind, with_route(**route))
+            await desk.capacity.change([_back("tenant/agent/usd_day", -60.0)])
+            assert told in (await refused(desk.take_off("a", tenant="agent"))).detail
+
+    play(scenario)
+
+
+def test_an_upstreams_own_dollars_are_settled_with_who_served(kind: type[Ledger]) -> None:
+    """At its own prices, once; the one that failed gets its own back. No period gives back what another was charged."""
+    limited = {name: replace(each, dollars=Dollars(per_hour=20.0)) for name, each in POLICY.upstreams.items()}
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind, replace(POLICY, upstreams=limited))
+        desk.prices = {
+            name: (*PRICES[name], Claim(f"upstream/{name}/usd_hour", dollars)) for name, dollars in (("a", A), ("b", B))
+        }
+        trip = await desk.take_off("ab")
+        assert (desk.left("upstream/a/usd_hour"), desk.left("upstream/b/usd_hour")) == (20 - A, 20)
+        await trip.failed("a", 503)
+        for _ in range(2):
+            await trip.final("b", attempt=2, tail=DONE)
+        await trip.land()
+        assert (desk.left("upstream/a/usd_hour"), desk.left("upstream/b/usd_hour")) == (20, 20 - AT_B)
+        small, large = [await desk.take_off("a", tenant=tenant) for tenant in ("default", "agent")]
+        await asyncio.sleep(3600)
+        await fly(desk)
+        await small.final("a", tail=DONE)
+        assert desk.left("upstream/a/usd_hour") == 20 - USED
+        await large.final("a", tail=DONE | {"in": 260})
+        assert desk.left("upstream/a/usd_hour") == pytest.approx(20 - USED - (2.6 + 0.2 - A))
+        for each in (small, large):
+            await each.land()
+
+    play(scenario)
+
+
+def test_prices_change_while_it_runs(kind: type[Ledger]) -> None:
+    """Who came before pays what held then; no restart is needed."""
+    dear = replace(POLICY.upstreams["a"].prices["m"][0], input=9e4, output=9e4, since=2000.0)
+    prices = {"m": (*POLICY.upstreams["a"].prices["m"], dear)}
+    upstreams = {**POLICY.upstreams, "a": replace(POLICY.upstreams["a"], prices=prices)}
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind, replace(POLICY, upstreams=upstreams))
+        before = await desk.take_off("a")
+        await asyncio.sleep(2000.0 - loop.time())
+        after = await desk.take_off("a")
+        for trip in (before, after):
+            await trip.final("a", tail=DONE)
+            await trip.land()
+        assert [event.cost_usd for event in desk.observer.of(Settled)] == [
+            pytest.approx(USED),
+            pytest.approx(60 * 0.09),
+        ]
+
+    play(scenario)
+
+
+def test_what_was_spent_is_known_after_a_restart() -> None:
+    """Of tenants, upstreams and routes, in the period it was spent in; what is counted anew begins with nothing."""
+    limited = {name: replace(each, dollars=Dollars(per_day=20.0)) for name, each in POLICY.upstreams.items()}
+    policy = replace(with_route(per_month=9.0), upstreams=limited, lanes={})
+
+    async def scenario(loop: VirtualLoop) -> None:
+        known = {
+            "upstream/a/usd_day": (5.0, 60.0),
+            "route/m/usd_month": (3.0, 60.0),
+            "tenant/agent/usd_hour": (1.0, 7200.0),
+        }
+        admission = Admission(policy, loop, lambda _: None, levels=known)
+        store, now = admission.durable(), loop.time()
+        used = {key: c.used_at(now) for key, c in store.items() if isinstance(c, Budget)}
+        assert used == {
+            "upstream/a/usd_day": 5.0, "upstream/b/usd_day": 0.0, "route/m/usd_month": 3.0,
+            "tenant/agent/usd_hour": 0.0, "tenant/agent/usd_day": 0.0,
+        }  # fmt: skip
 
     play(scenario)
 
@@ -387,8 +504,9 @@ LIMITS = {
     "tpm": ({"tpm": 1000}, Reason.TENANT_QUOTA),
     "rpm": ({"rpm": 10}, Reason.TENANT_QUOTA),
     "concurrency": ({"concurrency": 10}, Reason.TENANT_CONCURRENCY),
-    "hour": ({"usd_per_hour": 10 * A}, Reason.SPEND_BUDGET),
-    "day": ({"usd_per_day": 10 * A}, Reason.SPEND_BUDGET),
+    "hour": ({"dollars": Dollars(per_hour=10 * A)}, Reason.SPEND_BUDGET),
+    "day": ({"dollars": Dollars(per_day=10 * A)}, Reason.SPEND_BUDGET),
+    "month": ({"dollars": Dollars(per_month=10 * A)}, Reason.SPEND_BUDGET),
     "session": ({"sessions": SessionLimits(max_tokens=1000)}, Reason.SESSION_BUDGET),
     "session_usd": ({"sessions": SessionLimits(max_usd=10 * A)}, Reason.SESSION_BUDGET),
 }
@@ -405,7 +523,7 @@ def test_a_hundred_at_once_on_a_budget_of_ten(kind: type[Ledger], limit: str, te
     given, reason = LIMITS[limit]
     policy = with_anybody(**given)
     policy = replace(policy, tenants={**policy.tenants, "agent": replace(POLICY.any_tenant, name="agent", tpm=None)})  # type: ignore[type-var]
-    policy = with_tenant(policy, **{"concurrency": None, "usd_per_hour": None, **given})
+    policy = with_tenant(policy, **{"concurrency": None, "dollars": Dollars(), **given})
 
     async def scenario(loop: VirtualLoop) -> None:
         desk = Desk(loop, kind, policy)
@@ -441,9 +559,7 @@ def test_a_refused_request_uses_up_nothing(kind: type[Ledger]) -> None:
         "tenant/agent/slots": 2, "tenant/agent/requests": 1, "tenant/agent/total": 100, "tenant/agent/usd_hour": A,
         "session/agent/s/tokens": 100,
     }  # fmt: skip
-    policy = with_tenant(
-        concurrency=2, rpm=2, tpm=200, usd_per_hour=2 * A, usd_per_day=None, sessions=SessionLimits(max_tokens=200)
-    )
+    policy = with_tenant(concurrency=2, rpm=2, tpm=200, dollars=Dollars(2 * A), sessions=SessionLimits(max_tokens=200))
     why = {
         "slots": Reason.TENANT_CONCURRENCY, "requests": Reason.TENANT_QUOTA, "total": Reason.TENANT_QUOTA,
         "usd_hour": Reason.SPEND_BUDGET, "tokens": Reason.SESSION_BUDGET,
@@ -498,7 +614,7 @@ def _back(key: str, amount: float) -> Any:
 def test_a_limit_in_shadow_mode_stops_nobody_and_tells(kind: type[Ledger], limit: str, tenant: str) -> None:
     """It goes on counting; what it would have stopped is told by its name, without the session's."""
     given, _ = LIMITS[limit]
-    names = frozenset({"tpm", "rpm", "concurrency", "usd_per_hour", "usd_per_day"})
+    names = frozenset({"tpm", "rpm", "concurrency", "usd_per_hour", "usd_per_day", "usd_per_month"})
     if "sessions" in given:
         given = {"sessions": replace(given["sessions"], shadow=frozenset({"max_tokens", "max_usd"}))}
     policy = with_anybody(**given, shadow=names)
@@ -511,7 +627,7 @@ def test_a_limit_in_shadow_mode_stops_nobody_and_tells(kind: type[Ledger], limit
         [(name, count)] = told.items()
         assert count == 2
         assert name in {
-            *(f"tenant/{tenant}/{of}" for of in ("total", "requests", "slots", "usd_hour", "usd_day")),
+            *(f"tenant/{tenant}/{of}" for of in ("total", "requests", "slots", "usd_hour", "usd_day", "usd_month")),
             f"session/{tenant}/tokens",
             f"session/{tenant}/usd",
         }
@@ -600,7 +716,7 @@ def test_memory_for_tenants_is_bounded(kind: type[Ledger]) -> None:
     """Of those not heard of for long, one that is whole again goes first; what it lost is counted, if it had to be."""
 
     async def scenario(loop: VirtualLoop) -> None:
-        desk = Desk(loop, kind, with_anybody(tpm=600, usd_per_hour=20.0), most=3)
+        desk = Desk(loop, kind, with_anybody(tpm=600, dollars=Dollars(20.0)), most=3)
         await fly(desk, tenant="spender")
         for name in ("free", "quiet"):
             await fly(desk, tenant=name, endpoint=Endpoint.COUNT_TOKENS, size=Size(0, 0))
@@ -780,7 +896,7 @@ class Day:
         self.rng = random.Random(seed)
         self.tight = tight
         sessions = SessionLimits(max_tokens=900, max_usd=20.0, idle_s=20.0 if tight else 1e6, limit=2 if tight else 99)
-        policy = replace(with_anybody(tpm=900, rpm=60, concurrency=2, usd_per_hour=15.0), sessions=sessions)
+        policy = replace(with_anybody(tpm=900, rpm=60, concurrency=2, dollars=Dollars(15.0)), sessions=sessions)
         policy = with_tenant(policy, concurrency=3, tpm=5000, rpm=60, sessions=None)
         self.desk = Desk(loop, kind, policy, most=2 if tight else 99)
         if isinstance(self.desk.capacity, Suspending):

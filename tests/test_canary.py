@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,9 +13,11 @@ from aiohttp import web
 from extproc.breakers import Breakers
 from extproc.core.breaker import Sign, Signal, State
 from extproc.core.bucket import Slots, TokenBucket
+from extproc.core.budget import Budget
 from extproc.core.events import Probed
-from extproc.core.policy import BreakerRules, Kind, Limit, Prices, Upstream
+from extproc.core.policy import BreakerRules, Dollars, Kind, Limit, Prices, Upstream
 from extproc.core.request import Dialect
+from extproc.core.spend import PriceList
 from extproc.probes.canary import Canary, Target
 from tests.doubles import Ledger, Observer
 
@@ -54,13 +56,20 @@ class Bench:
     def __init__(self, url: str, provider: str, dialects: frozenset[Dialect], prices: dict[str, Prices]) -> None:
         loop = asyncio.get_running_loop()
         limit = Limit("*", Kind.TOTAL, 6000.0, 1000.0)
-        upstream = Upstream("a", provider, dialects, (limit,), breaker=RULES, prices=prices)
+        listed = {model: (price,) for model, price in prices.items()}
+        dollars = Dollars(per_day=5.0)
+        upstream = Upstream("a", provider, dialects, (limit,), breaker=RULES, prices=listed, dollars=dollars)
         self.observer = Observer()
         self.breakers = Breakers([upstream], loop, self.observer)
         self.bucket = TokenBucket(0.0, 1000.0, 1000.0, loop.time())
-        store = {"upstream/a/*/total": self.bucket, "upstream/a/slots": Slots(9)}
-        capacity = Ledger(loop, store)
-        self.canary = Canary(url, {"a": Target(upstream, "small")}, self.breakers, capacity, loop, self.observer)
+        self.purse = Budget(5.0)
+        store = {"upstream/a/*/total": self.bucket, "upstream/a/slots": Slots(9), "upstream/a/usd_day": self.purse}
+        capacity, known = Ledger(loop, store), PriceList({"a": upstream})
+
+        def rates(names: tuple[str, ...], model: str) -> Mapping[str, Prices]:
+            return known.rates(names, model, 0.0)
+
+        self.canary = Canary(url, {"a": Target(upstream, "small")}, self.breakers, capacity, loop, self.observer, rates)
         self.breakers.signal("a", Signal.TRIP, "test")
 
     async def probed(self, count: int = 1) -> list[Probed]:
@@ -133,12 +142,16 @@ async def test_a_provider_has_no_health_page() -> None:
 
 
 async def test_what_it_costs_is_told_and_taken_from_the_bucket() -> None:
-    """Tokens as the upstream reports them, dollars where a price is known; a failed one costs nothing that is known."""
+    """Tokens as the upstream reports them, dollars where a price is known; a failed one costs nothing that is known.
+
+    The upstream's own dollars pay for it.
+    """
     async with bench(Listener((503, {}), (200, GOOD)), prices={"small": Prices(1 * CENT, 2 * CENT)}) as at:
         failed, worked = await at.probed(2)
         assert (failed.ok, failed.tokens, failed.cost_usd) == (False, 0, None)
         assert (worked.ok, worked.tokens, worked.cost_usd) == (True, 11, pytest.approx(0.13))
         assert at.bucket.level <= 1000 - 2 * 17
+        assert at.purse.used == pytest.approx(0.13)
     async with bench(Listener((200, {"choices": [1]}))) as at:
         [probed] = await at.probed()
         assert (probed.tokens, probed.cost_usd) == (17, None)

@@ -298,3 +298,61 @@ def test_a_bound_that_is_never_reached_is_told() -> None:
     lanes = {"P0": {"max_requests": 30_000}, "P1": {"max_requests": 20_000}}
     lines = [line for line in advice(settings(lanes=lanes)) if "lanes" in line]
     assert lines == ["note: lanes.P0.max_requests: 30,000 is never reached, queue.max_requests is 20,000"]
+
+
+@pytest.mark.parametrize(
+    ("upstream", "chain", "told"),
+    [
+        (
+            {"usd_per_day": 5},
+            ["dear", "ours"],
+            ["note: upstreams.dear.prices: not set, so its dollars are never spent"],
+        ),
+        ({"usd_per_day": 5, "prices": {"*": {"input": 1, "output": 1}}}, ["dear", "ours"], []),
+        (
+            {"usd_per_day": 5, "prices": {"*": {"input": 1, "output": 1}}},
+            ["dear"],
+            ["note: routes[0].chain: nothing in it is free, so it refuses when the dollars of dear are spent"],
+        ),
+        ({"usd_per_day": 5, "prices": {"*": {"input": 1, "output": 1}}}, ["dear", "gratis"], []),
+    ],
+)
+def test_dollars_of_an_upstream_that_steer_nowhere_are_told(
+    upstream: dict[str, Any], chain: list[str], told: list[str]
+) -> None:
+    """Without prices nothing is ever spent; without anything free what is spent refuses."""
+    limits = {"provider": "openai", "limits": [{"tpm": 1000}]}
+    upstreams = {
+        "dear": limits | upstream,
+        "gratis": {**limits, "prices": {"*": {"input": 0, "output": 0}}},
+        "ours": {"provider": "fake", "url": "http://127.0.0.1:1", "owned": True, "concurrency": 5},
+    }
+    raw = {"upstreams": upstreams, "routes": [{"models": ["*"], "chain": chain, "acknowledge_unowned": True}]}
+    lines = [line for line in advice(parse(yaml.safe_dump(raw), "test")) if "prices" in line or "free" in line]
+    assert lines == told
+
+
+def test_dollars_of_a_route_without_prices_are_told() -> None:
+    """Of the upstreams in its chain, not of others."""
+    upstreams = {name: {"provider": "openai", "limits": [{"tpm": 1000}]} for name in ("a", "b")}
+    routes = [
+        {"models": ["m"], "chain": ["a"], "acknowledge_unowned": True, "usd_per_month": 5},
+        {"models": ["n"], "chain": ["b"], "acknowledge_unowned": True},
+    ]
+    raw = {"upstreams": upstreams, "routes": routes}
+    lines = [line for line in advice(parse(yaml.safe_dump(raw), "test")) if "prices" in line]
+    assert lines == ["note: upstreams.a.prices: not set, what it serves counts against nobody's dollars"]
+
+
+def test_prices_of_a_model_that_no_route_sends_there_are_told() -> None:
+    """By the upstream's own name; what the canary asks for is asked for."""
+    price = {"input": 1, "output": 1}
+    upstream = {
+        "provider": "openai", "limits": [{"tpm": 1000}], "models": {"m": "own-m"}, "canary_model": "mini",
+        "prices": dict.fromkeys(("own-m", "m", "x-5", "y-5", "mini", "*"), price),
+    }  # fmt: skip
+    routes = [{"models": ["m", "x-*"], "chain": ["a"], "acknowledge_unowned": True}]
+    lines = list(advice(parse(yaml.safe_dump({"upstreams": {"a": upstream}, "routes": routes}), "test")))
+    assert [line for line in lines if "prices" in line] == [
+        f"note: upstreams.a.prices: no route sends {model!r} there" for model in ("m", "y-5")
+    ]

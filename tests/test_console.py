@@ -18,7 +18,7 @@ from extproc.allowances import Allowances
 from extproc.console import state
 from extproc.console.sessions import ConsoleError, ask, told
 from extproc.core.bucket import Slots, TokenBucket
-from extproc.core.budget import Budget
+from extproc.core.budget import Budget, Period
 from extproc.core.capacity import Ask, Option, Store
 from extproc.core.lanes import Lanes
 from extproc.core.policy import KvRules, Lane, Policy, SessionLimits, Tenant, WhenBusy
@@ -232,7 +232,7 @@ def test_a_session_is_told_in_words() -> None:
 
 def test_the_state_page_stays_small() -> None:
     """However many tenants and sessions are counted: sessions are left out, and of the others so many are shown."""
-    store: Store = {"upstream/a/slots": Slots(5), "tenant/t/usd_hour": Budget(5.0, 3600.0, used=1.0)}
+    store: Store = {"upstream/a/slots": Slots(5), "tenant/t/usd_hour": Budget(5.0, Period.HOUR, used=1.0)}
     store |= {f"session/t/{i}/tokens": Budget(5.0) for i in range(10)}
     store |= {f"tenant/{i}/total": TokenBucket(1.0, 1.0, 1.0, 0.0) for i in range(state.MOST_COUNTERS)}
     counters = state.describe(Lanes([]), store, 0.0)["counters"]
@@ -248,7 +248,8 @@ def test_the_state_page_tells_every_kind_of_counter() -> None:
     kv.take(300.0, 10.0)
     paused = TokenBucket(1.0, 10.0, 5.0, 10.0, shadow=True, closed_until=12.5)
     store: Store = {
-        "bucket": paused, "slots": Slots(5, 2.0), "open": Slots(inf), "kv": kv, "day": Budget(5.0, 86_400.0, used=2.0),
+        "bucket": paused, "slots": Slots(5, 2.0), "open": Slots(inf), "kv": kv,
+        "day": Budget(5.0, Period.DAY, used=2.0),
         "for good": Budget(5.0, used=1.0, closed_until=inf),
     }  # fmt: skip
     told = json.loads(json.dumps(state.describe(lanes, store, 10.0), allow_nan=False))

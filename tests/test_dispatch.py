@@ -11,6 +11,8 @@ import pytest
 
 from extproc import dialects
 from extproc.core.bucket import Slots, TokenBucket
+from extproc.core.budget import Budget
+from extproc.core.capacity import Claim
 from extproc.core.flight import Flight
 from extproc.core.identity import Caller
 from extproc.core.policy import Kind, KvRules, Lane, Limit, Policy, Route, Tenant, Upstream, WhenBusy
@@ -50,15 +52,20 @@ class Gate:
         wording = Wording(lambda _: 503, lambda: 0.5)
         self._dispatch = Dispatch(policy, self.capacity, self.clock, Timing(10, 5000, 60, 900), wording, lambda _: True)
 
-    def depart(self, body: bytes, lane: str = "P0", endpoint: Endpoint = Endpoint.CHAT) -> Departure:
-        """Let a request with this body go to the first of the chain."""
+    def depart(
+        self, body: bytes, lane: str = "P0", endpoint: Endpoint = Endpoint.CHAT, costless: str | None = None
+    ) -> Departure:
+        """Let a request with this body go to the first of the chain. costless: those that are, or None, as in Wants."""
         asked = request(lane=lane, endpoint=endpoint)
         names = tuple(self.upstreams)
         prices = {name: claims(upstream, "m", asked.size, endpoint) for name, upstream in self.upstreams.items()}
+        free = None if costless is None else frozenset(costless)
+        for name in self.upstreams if free is not None else ():
+            prices[name] += () if name in free else (Claim(f"upstream/{name}/usd_day", 1.0),)
         tenant = Tenant("default", ("P0",), "P0")
         greeting = Greeting(Head({}, bodiless=False), endpoint, Caller(tenant, ""), lane, "/v1/x", 1000.0, None)
         document = dialects.read(endpoint, body)
-        return self._dispatch.depart(Flight(asked), Wants(names, prices), names[0], greeting, document)
+        return self._dispatch.depart(Flight(asked), Wants(names, prices, costless=free), names[0], greeting, document)
 
     def priorities(self, departure: Departure) -> list[Any]:
         """What each upstream of the order will read as `priority`."""
@@ -129,3 +136,26 @@ def test_every_provider_with_a_priority_is_known_to_have_one() -> None:
     upstreams = {name: engine(name, name, told=False) for name, known in PROVIDERS.items() if known.priority_sign}
     for name, upstream in upstreams.items():
         assert Gate(upstream).priorities(Gate(upstream).depart(BODY)) == [None], name
+
+
+@pytest.mark.parametrize(
+    ("left", "costless", "order"),
+    [
+        ({"a": 0, "b": 5}, "z", "abz"),
+        ({"a": 5, "b": 5}, "z", "abz"),
+        ({"a": 5, "b": 0}, "z", "az"),
+        ({"b": 0}, "", "a"),
+        ({"b": 0}, None, "abz"),
+    ],
+)
+def test_a_failover_goes_nowhere_that_its_dollars_do_not_allow(
+    left: dict[str, float], costless: str | None, order: str
+) -> None:
+    """What its first choice costs is taken already, so that being spent by it is no matter; of those behind it, none
+    that is spent, nor any paid one behind that.
+    """
+    gate = Gate(*(engine(name, "vllm") for name in "abz"))
+    store = gate.capacity.levels()
+    for name, dollars in left.items():
+        store[f"upstream/{name}/usd_day"] = Budget(9.0, used=9.0 - dollars)
+    assert gate.depart(BODY, costless=costless).order == tuple(order)

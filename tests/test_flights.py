@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -20,10 +21,11 @@ from extproc.core.capacity import Ask, Claim, Option, Store
 from extproc.core.events import AttemptFailed, Overshot, Settled, SizesMoved
 from extproc.core.flight import Flight
 from extproc.core.forecast import Pace
-from extproc.core.policy import Accounting, BreakerRules, Policy, Prices, SessionLimits, Tenant, Upstream
-from extproc.core.quota import account_of
+from extproc.core.policy import Accounting, BreakerRules, Dollars, Policy, Prices, SessionLimits, Tenant, Upstream
+from extproc.core.quota import account_of, purse, route_place, upstream_place
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Dialect, Request, Size, Usage
+from extproc.core.spend import PriceList
 from extproc.flights import LEASE_S, REPLACED, Flights
 from extproc.ports import Record, RecordKind
 from tests.doubles import Ledger, Observer, Suspending, VirtualLoop, claims, play, request
@@ -43,7 +45,7 @@ A, B = 1.4, 4.2
 POLICY = Policy(
     upstreams={
         name: Upstream(
-            name, "openai", frozenset(Dialect), breaker=BreakerRules(failures=3, paced=5), prices={"m": RATES[name]}
+            name, "openai", frozenset(Dialect), breaker=BreakerRules(failures=3, paced=5), prices={"m": (RATES[name],)}
         )
         for name in "ab"
     },
@@ -56,12 +58,11 @@ POLICY = Policy(
             "agent",
             ("P1",),
             "P1",
-            usd_per_hour=50.0,
-            usd_per_day=60.0,
+            dollars=Dollars(50.0, 60.0),
             sessions=SessionLimits(max_tokens=1000, max_usd=30.0, idle_s=600.0),
         ),
     },
-    any_tenant=Tenant("*", ("P1",), "P1", tpm=1000, concurrency=2, usd_per_hour=20.0),
+    any_tenant=Tenant("*", ("P1",), "P1", tpm=1000, concurrency=2, dollars=Dollars(20.0)),
 )
 DONE = {"finish": "stop", "done": "1", "in": 50, "out": 10}
 USUAL_QUOTA = {"slots": 1, "requests": 1, "total": 100}
@@ -91,6 +92,12 @@ class Desk:
         }
         for tenant in policy.tenants.values():
             self.store |= account_of(tenant).counters(loop.time(), 0.0)
+        for place, dollars in (
+            *((route_place(route), route.dollars) for route in policy.routes),
+            *((upstream_place(upstream), upstream.dollars) for upstream in policy.upstreams.values()),
+        ):
+            self.store |= purse(place, dollars, frozenset(), loop.time(), 0.0)
+        self.prices = PRICES
         self.capacity = kind(loop, self.store)
         self.observer = Observer()
         self.breakers = Breakers(policy.upstreams.values(), loop, self.observer, chance=lambda: 0.0)
@@ -99,6 +106,7 @@ class Desk:
         self.freed = 0
         self.learned: list[tuple[str, Usage]] = []
         self.used: list[tuple[str, Size]] = []
+        self.price_list = PriceList(policy.upstreams)
         self.allowances = Allowances(policy, self.capacity, loop, most=most)
         self.flights = Flights(
             policy,
@@ -110,11 +118,15 @@ class Desk:
             self.observer,
             grace_s=GRACE_S,
             affinity=self.affinity,
+            rates=self._rates,
             freed=self._freed,
             learned=lambda _, upstream, usage, *, complete: self.learned.append((upstream, usage)),  # noqa: ARG005
             settled=lambda request, used: self.used.append((request.ticket, used)),
         )
         self.tickets = 0
+
+    def _rates(self, names: tuple[str, ...], model: str) -> Mapping[str, Prices]:
+        return self.price_list.rates(names, model, self.loop.time())
 
     def _freed(self) -> None:
         self.freed += 1
@@ -166,10 +178,10 @@ class Trip:
     async def _fly(self) -> None:
         async with self.desk.flights.board(self.request, self.order) as self.flight:
             first = self.order[0]
-            asks = [Ask(self.request.ticket, (Option(first, PRICES[first]),))]
+            asks = [Ask(self.request.ticket, (Option(first, self.desk.prices[first]),))]
             [answer] = await Ledger.take(self.desk.capacity, asks)  # the limiter sees its calls through
             assert answer.option is not None
-            self.flight.depart(self.order, PRICES, self.desk.loop.time())
+            self.flight.depart(self.order, self.desk.prices, self.desk.loop.time())
             kinds = {name: Accounting.UPFRONT if name in self.upfront else Accounting.ACTUAL for name in "ab"}
             self.flight.accounting = kinds
             self._away.set()

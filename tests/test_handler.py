@@ -112,6 +112,7 @@ class Desk:
             sessions=SessionRules((), 600.0),
             executor=self.executor,
             chance=lambda: 0.5,
+            rates=admission.rates,
         )
         dispatch = Dispatch(policy, admission.capacity, loop, Timing(10, 1e4, 60, 600), wording, lambda _: True)
         self.handler = Handler(

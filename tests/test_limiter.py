@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from extproc.core.bucket import Slots, TokenBucket
+from extproc.core.budget import Budget, Period
 from extproc.core.capacity import Answer, Ask, Change, Claim, Gauge, Store, answer
 from extproc.core.events import Observed, Queued, Shadowed
 from extproc.core.fairness import cost, toll
@@ -117,14 +118,19 @@ def asking(
 
 
 def wants(one: Request, names: str, store: Store) -> Wants:
-    """At each upstream a slot, and tokens of its own model and of its cache where the store counts them."""
+    """At each upstream a slot, and tokens of its own model, of its cache and dollars (a cent a token) where the store
+    counts them; `z` is owned.
+    """
     prices = {}
     for name in names:
         price = [Claim(f"upstream/{name}/slots", 1.0)]
         for tokens in (f"upstream/{name}/{one.model}/total", f"upstream/{name}/kv"):
             price += [Claim(tokens, float(one.size.total))] if tokens in store else []
+        dollars = f"upstream/{name}/usd_hour"
+        price += [Claim(dollars, one.size.total / 100)] if dollars in store else []
         prices[name] = tuple(price)
-    return Wants(tuple(names), prices)
+    limited = any(f"upstream/{name}/usd_hour" in store for name in names)
+    return Wants(tuple(names), prices, costless=frozenset("z") if limited else None)
 
 
 def slots(**used: tuple[int, int]) -> Store:
@@ -1502,3 +1508,102 @@ def test_random_schedules_keep_every_promise(kind: type[Ledger], first: int) -> 
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
+
+
+# Dollars of upstreams.
+
+
+def purse(loop: VirtualLoop, limit: float, **more: Any) -> dict[str, Budget]:
+    return {"upstream/a/usd_hour": Budget(limit, Period.HOUR, epoch_offset=-loop.time(), at=loop.time(), **more)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lane", ["P0", "P2"])
+def test_spent_dollars_steer_to_what_is_free_and_let_go(kind: type[Ledger], lane: str) -> None:
+    """At once, though another paid one idles and whether the lane spills or holds; until the hour is over, or what was
+    reserved comes back.
+    """
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench = Bench(loop, {**slots(a=(9, 0), b=(9, 0), z=(9, 0)), **purse(loop, 2.5)}, kind)
+        went = [(await bench.send("abz", lane=lane)).upstream for _ in range(4)]
+        assert went == ["a", "a", "z", "z"]
+        await bench.free("upstream/a/usd_hour", 0.5)
+        assert [(await bench.send("abz", lane=lane)).upstream for _ in range(2)] == ["a", "z"]
+        await asyncio.sleep(3600)
+        assert (await bench.send("abz", lane=lane)).upstream == "a"
+        await bench.stop()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_comes_before_a_spent_one_goes_on(kind: type[Ledger]) -> None:
+    """Its own dollars are not spent; only what stands behind in the chain is left out."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench = Bench(loop, {**slots(a=(9, 0), b=(1, 0), c=(9, 0), z=(9, 0)), **purse(loop, 0.5)}, kind)
+        assert [(await bench.send("bacz", lane="P0")).upstream for _ in range(2)] == ["b", "z"]
+        await bench.stop()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_nothing_is_free_spent_dollars_refuse(kind: type[Ledger]) -> None:
+    """Newcomers at once, and those in line as soon as it is so, without a time to come back; others are not touched."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench = Bench(loop, {**slots(a=(1, 1), b=(1, 1), c=(1, 1)), **purse(loop, 10.0)}, kind)
+        waiting = [bench.send("ab", lane=lane) for lane in ("P1", "P1", "P2")]
+        other = bench.send("c")
+        await asyncio.sleep(0.5)
+        await bench.free("upstream/a/usd_hour", -9.5)
+        assert [await reason_of(task) for task in waiting] == [Reason.SPEND_BUDGET] * 3
+        with pytest.raises(Rejected) as refused:
+            await bench.send("ab")
+        assert (refused.value.reason, refused.value.retry_after) == (Reason.SPEND_BUDGET, None)
+        assert not other.done()
+        await bench.free("upstream/c/slots")
+        assert (await other).upstream == "c"
+        assert not bench.lanes.total.requests
+        await bench.stop()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_spent_dollars_that_are_only_watched_steer_nobody(kind: type[Ledger]) -> None:
+    """What would have been refused is told; who is only observed goes though there is nothing left."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench = Bench(loop, {**slots(a=(9, 0), z=(9, 0)), **purse(loop, 0.5, shadow=True)}, kind)
+        assert (await bench.send("az")).upstream == "a"
+        assert [event.limit for event in bench.observer.of(Shadowed)] == ["upstream/a/usd_hour"]
+        await bench.stop()
+        bench = Bench(loop, {**slots(a=(9, 0)), **purse(loop, 0.5)}, kind)
+        assert (await bench.send("a", observed=True)).upstream == "a"
+        assert [event.reason for event in bench.observer.of(Observed)] == [Reason.SPEND_BUDGET]
+        await bench.stop()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_owned_serves_though_sick_when_all_others_are_spent(kind: type[Ledger]) -> None:
+    """Nobody is sent to a healthy one whose dollars are gone; who can wait for the probe does."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench = Bench(loop, {**slots(a=(9, 0), z=(9, 0)), **purse(loop, 0.5)}, kind)
+        bench.sick.add("z")
+        assert (await bench.send("az")).upstream == "z"
+        bench.probe_at = loop.time() + 5
+        waiting = bench.send("az")
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        bench.sick.clear()
+        bench.limiter.kick()
+        assert (await waiting).upstream == "z"
+        await bench.stop()
+
+    play(scenario)

@@ -21,6 +21,7 @@ from extproc.core.policy import KvRules, Policy, SessionLimits
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request
 from extproc.core.retries import KEYED
+from extproc.core.spend import PriceList
 from extproc.limiter import Wants
 from extproc.ports import Head
 from extproc.reception import Reception, SessionRules
@@ -54,6 +55,7 @@ class Desk:
         self.outputs = Outputs(policy.output_percentile, policy.default_output_tokens)
         self.served: set[tuple[str, str]] = set()
         self.executor = ThreadPoolExecutor(1)
+        self.price_list = PriceList(policy.upstreams)
         self.reception = Reception(
             policy,
             Directory(policy.tenants, ("header:x-team",), reject_unknown=False),
@@ -67,6 +69,7 @@ class Desk:
             sessions=SessionRules(("x-session",), 600.0),
             executor=self.executor,
             chance=lambda: chance,
+            rates=lambda names, model: self.price_list.rates(names, model, 0.0),
         )
 
     def priced(self, body: Any = None, path: str = "/v1/chat/completions", **headers: str) -> tuple[Request, Wants]:
@@ -272,3 +275,23 @@ def test_none_or_all_of_a_route_is_observed(share: float, *, observed: bool) -> 
     desk = Desk(replace(POLICY, routes=(replace(POLICY.routes[0], observe=share),)), chance=0.0)
     assert all(desk.request(chat(f"{n}")).observed is observed for n in range(200))
     desk.executor.shutdown()
+
+
+def test_where_an_upstreams_dollars_are_limited_it_is_told_who_costs_nothing() -> None:
+    """Each is asked for what the request costs at its own prices; what costs nothing needs nothing that is left."""
+    text = CONFIG.replace(
+        "a: {provider: openai,",
+        "a: {provider: openai, dialects: [openai, anthropic], usd_per_day: 5, prices: {'*': {input: 1, output: 2}},",
+    )
+    made = Desk(parse(text.replace("chain: [a], acknowledge_unowned: true", "chain: [a, pool]"), "test").policy())
+    try:
+        body = {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
+        request, wants = made.priced(body)
+        dollars = {c.key: c.amount for price in wants.prices.values() for c in price if "usd" in c.key}
+        assert dollars == {"upstream/a/usd_day": pytest.approx((request.size.input + 200) / 1e6)}
+        assert wants.costless == {"pool"}
+        assert made.priced(body | {"model": "k"})[1].costless is None
+        counting = {"model": "m", "messages": body["messages"]}
+        assert made.priced(counting, "/v1/messages/count_tokens")[1].costless is None
+    finally:
+        made.executor.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,17 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.core.policy import Accounting, BreakerRules, Kind, Limit, RatioRules, SlowRules, WhenBusy
+from extproc.core.policy import (
+    Accounting,
+    BreakerRules,
+    Dollars,
+    Kind,
+    Limit,
+    Prices,
+    RatioRules,
+    SlowRules,
+    WhenBusy,
+)
 from extproc.core.refusal import RULES, Reason
 from extproc.core.request import Dialect
 from extproc.settings import PROVIDERS, Settings, SettingsError, load, parse
@@ -136,6 +147,22 @@ def test_each_mistake_beside_the_upstreams_is_one_line_with_its_path(addition: s
         ({"dialects": ["gemini"]}, "upstreams.a.dialects[0]: Input should be 'openai' or 'anthropic'"),
         ({"owned": False}, "routes[0].chain: ends on 'a', which is not owned; end on an upstream with owned: true, or"),
         ({"models": {"m": 5}}, "upstreams.a.models.m: Input should be a valid string"),
+        ({"burn": 1}, "upstreams.a.burn: Input should be less than 1"),
+        ({"usd_per_day": 5}, "upstreams.a.owned: is free, and serves when the dollars of others are spent"),
+        ({"prices": {"m": []}}, "upstreams.a.prices.m: Value should have at least 1 item"),
+        ({"prices": {"m": {"input": 1}}}, "upstreams.a.prices.m[0].output: is required"),
+        (
+            {"prices": {"m": {"input": 1, "output": 2, "from": "soon"}}},
+            "upstreams.a.prices.m[0].from: Invalid isoformat string: 'soon'",
+        ),
+        (
+            {"prices": {"m": {"input": 1, "output": 2, "from": 2026}}},
+            "upstreams.a.prices.m[0].from: must be a date, as in 2026-01-31, or a time of one",
+        ),
+        (
+            {"prices": {"m": [{"input": 1, "output": 2}, {"input": 3, "output": 2}]}},
+            "upstreams.a.prices.m: two of them hold from the same time",
+        ),
     ],
 )
 def test_each_mistake_in_an_upstream_is_one_line_with_its_path(change: dict[str, Any], line: str) -> None:
@@ -158,6 +185,11 @@ def test_each_mistake_in_an_upstream_is_one_line_with_its_path(change: dict[str,
             ["routes[1].models: 'n' is already served by routes[0]"],
         ),
         ("[{models: [m], chain: [a], timeout: 3}]", ["routes[0].timeout: unknown key"]),
+        ("[{models: [m], chain: [a], usd_per_day: 0}]", ["routes[0].usd_per_day: Input should be greater than 0"]),
+        (
+            "[{models: [m], chain: [a], usd_per_hour: 1, shadow: [usd_per_day]}]",
+            ["routes[0].shadow: usd_per_day is not set, so there is nothing to watch"],
+        ),
     ],
 )
 def test_each_mistake_in_a_route_is_one_line_with_its_path(routes: str, lines: list[str]) -> None:
@@ -387,10 +419,15 @@ upstreams:
     limits: [{itpm: 400_000, otpm: 80_000, rpm: 4000, burst_s: 6}, {model: big, tpm: 60}]
     headroom: 0
     window: 200_000
+    burn: null
+    usd_per_hour: 5
+    usd_per_month: 900
+    shadow: [usd_per_hour]
+    prices: {m: [{input: 3, output: 15, from: 2026-02-01}, {input: 1, output: 2}], "*": {input: 1, output: 5}}
     accounting: upfront
     breaker: {failures: 9, cool_down_s: 1.5}
   f: {provider: fake, url: 'http://h:1/x/', owned: true, concurrency: 1, dialects: [openai], fake: {first_token_s: 0}}
-routes: [{models: [m, 'x-*'], chain: [a, f]}]
+routes: [{models: [m, 'x-*'], chain: [a, f], usd_per_day: 70}]
 other_endpoints: f
 lanes: {fast: {spill_after_s: 0}, slow: {max_requests: 5, when_busy: hold}}
 tenants: {t: {lanes: [slow], key_sha256: [DIGEST], models: ['x-*'], rpm: 5, concurrency: 1}}
@@ -713,3 +750,31 @@ def test_breakers_that_make_no_sense_are_refused(breaker: dict[str, object], sai
     with pytest.raises(SettingsError) as caught:
         parse(plain(breaker=breaker), "file", {})
     assert said in str(caught.value)
+
+
+def test_prices_may_change_on_a_day() -> None:
+    """Midnight UTC, or the time that is given; in whatever order they are written. A mapping alone holds for ever."""
+    dated = [
+        {"input": 3, "output": 3, "from": date(2026, 2, 1)},
+        {"input": 1, "output": 1},
+        {"input": 4, "output": 4, "from": datetime.fromisoformat("2026-02-01T12:00:00+02:00")},
+        {"input": 2, "output": 2, "from": "2026-01-01"},
+    ]
+    text = plain(owned=True, prices={"m": dated, "n": {"input": 9, "output": 9}})
+    prices = parse(text, "test").policy().upstreams["a"].prices
+    begin = [datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC), datetime(2026, 2, 1, 10, tzinfo=UTC)]
+    assert [(one.input, one.since) for one in prices["m"]] == [
+        (1, -inf), *((usd, at.timestamp()) for usd, at in zip((2, 3, 4), begin, strict=True))
+    ]  # fmt: skip
+    assert prices["n"] == (Prices(9, 9),)
+
+
+def test_dollars_are_limited_for_tenants_routes_and_upstreams() -> None:
+    """Per hour, day and month, each on its own; a limit may only be watched."""
+    policy = parse(FULL.replace("rpm: 5,", "rpm: 5, usd_per_day: 3, usd_per_month: 40,"), "test").policy()
+    assert policy.upstreams["a"].dollars == Dollars(5, None, 900)
+    assert policy.upstreams["a"].shadow == {"usd_per_hour"}
+    assert policy.routes[0].dollars == Dollars(per_day=70)
+    assert policy.tenants["t"].dollars == Dollars(None, 3, 40)
+    assert not policy.tenants["default"].dollars.limited
+    assert [policy.upstreams[name].burn for name in "af"] == [None, 0.85]

@@ -37,8 +37,9 @@ __all__ = ["EPSILON", "Slots", "TokenBucket"]
 class TokenBucket:
     """`level` units as it was at time `at` (seconds, any monotonic clock); `rate` in units per second.
 
-    shadow: it never refuses, and its debt stops at a bucket's worth. closed_until: nothing is taken before. lanes: what
-    waiting lanes are owed, as of `at`. paced: units that smooth lanes have to let flow in, as of `at`.
+    shadow: it never refuses, and its debt stops at a bucket's worth. reserve: share of the capacity that only the best
+    lane takes. closed_until: nothing is taken before. lanes: what waiting lanes are owed, as of `at`. paced: units that
+    smooth lanes have to let flow in, as of `at`.
     """
 
     rate: float
@@ -46,6 +47,7 @@ class TokenBucket:
     level: float
     at: float
     shadow: bool = False
+    reserve: float = 0.0
     closed_until: float = -inf
     lanes: dict[str, Standing] = field(default_factory=dict, compare=False)
     paced: dict[str, float] = field(default_factory=dict, compare=False)
@@ -62,7 +64,7 @@ class TokenBucket:
 
         Where others wait it holds as long as they go on waiting; sooner, when they are served or leave.
         """
-        if self.lanes or terms.keep_free or terms.smooth:
+        if self.lanes or terms.keep_free or terms.smooth or (self.reserve and terms.yields):
             wait = self._wait_beside(amount, now, terms)
         else:
             missing = min(amount, self.capacity) - self.level_at(now)
@@ -82,11 +84,16 @@ class TokenBucket:
     def free_at(self, now: float, terms: Terms = PLAIN) -> float:
         """Units that may be taken now on these terms, pauses and pacing apart; negative: so many lack to take any."""
         level = self.level_at(now)
-        free = level - terms.keep_free * self.capacity - self._set_aside(terms.lane, now)[0]
+        free = level - self.kept(terms) - self._set_aside(terms.lane, now)[0]
         standing = self.lanes.get(terms.lane)
         if standing is None or not standing.waits(now):
             return free
         return max(free, min(level, self._owed_at(standing, now)))
+
+    def kept(self, terms: Terms) -> float:
+        """Units that are left to better lanes."""
+        share = max(terms.keep_free, self.reserve) if terms.yields else terms.keep_free
+        return share * self.capacity
 
     def rate_for(self, terms: Terms, now: float) -> float:
         """Units per second that a lane can count on, beside others that wait with a share of their own."""
@@ -172,7 +179,7 @@ class TokenBucket:
 
     def _lacking(self, amount: float, now: float, terms: Terms) -> tuple[float, float, float, bool]:
         """Units that lack for `amount` alone, and what all others are owed: units, their growth, whether one is due."""
-        keep = terms.keep_free * self.capacity
+        keep = self.kept(terms)
         alone = min(amount, self.capacity - keep) + keep - self.level_at(now)
         return alone, *self._set_aside(terms.lane, now)
 

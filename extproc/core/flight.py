@@ -5,8 +5,10 @@ What a flight holds, and how each comes back, exactly once:
 * what is held while it runs (a slot and room in a KV cache at the upstream, one of the tenant's concurrency): when the
   stream ends, whatever ended it; on a failover each upstream's own moves to the next;
 * tokens at an upstream (`reserved`): when its attempt failed (by how it failed), or when it served (by reported usage);
+  with them the upstream's own dollars, at its own prices;
 * tokens of the tenant and of the session: when the outcome is known;
-* dollars of both: then too, by the prices of who served. The dearest upstream it could go to was reserved.
+* dollars of both, and of the route: then too, by the prices of who served. The dearest upstream it could go to was
+  reserved.
 
 Records come late, in any order, twice or never, so every step takes what it settles out of the books first; a step that
 finds nothing changes nothing. Each returns the changes to apply and does no I/O.
@@ -21,20 +23,21 @@ after it was accepted, whoever served in the end; and what served by its usage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from extproc.core import spend
 from extproc.core.capacity import Change, Claim
 from extproc.core.policy import Accounting, Kind, Prices
+from extproc.core.quota import PERIODS
 from extproc.core.request import Request, Size, Usage
 
 __all__ = ["Flight", "Refund"]
 
 HELD = frozenset({"slots", "kv"})
 """Kinds that are held while a request runs."""
-DOLLARS = frozenset({"usd", "usd_hour", "usd_day"})
+DOLLARS = frozenset({"usd", *PERIODS})
 
 
 class Refund(StrEnum):
@@ -49,9 +52,9 @@ class Refund(StrEnum):
 class Flight:
     """See the head of this file. Times are seconds on the event loop's clock.
 
-    allowance: what it took of its tenant and session. rates: dollars per upstream, where they are known. heard: the
-    failed attempts (upstream and number) that were reported. hurried: its time limits are the caller's own, so that a
-    timeout says nothing about an upstream. used: tokens that it really used, once that is settled. cost: dollars that
+    allowance: what it took of its tenant, session and route. rates: dollars per upstream, where they are known. heard:
+    the failed attempts (upstream and number) that were reported. hurried: its time limits are the caller's own, so that
+    a timeout says nothing about an upstream. used: tokens that it really used, once that is settled. cost: dollars that
     it has cost so far; None as long as no price was known. timed: how long its first token took was told. Before
     `depart` only `cancel` changes anything.
     """
@@ -118,9 +121,8 @@ class Flight:
         if upstream not in self.order or upstream in self._failed or upstream == self._served:
             return []
         self._failed.add(upstream)
-        changes = self._ask(upstream) + self._give_back(upstream, refund)
-        if refund is Refund.INPUT_KEPT:
-            changes += self._charge(self._bill_input(upstream))
+        dollars = self._bill_input(upstream) if refund is Refund.INPUT_KEPT else 0.0
+        changes = self._ask(upstream) + self._give_back(upstream, refund, dollars) + self._charge(dollars)
         if upstream == self._at:
             changes += self._hold(upstream, 1.0)
             self._at = ""
@@ -140,8 +142,9 @@ class Flight:
         # Not reserved means that the failure of the one before it is not known yet.
         changes = [] if upstream in self._reserved else self._reserve(upstream)
         upfront = self.accounting.get(upstream) is Accounting.UPFRONT
-        changes += [_settle(claim, actual, upfront=upfront) for claim in self._reserved.pop(upstream)]
-        return _net(changes + self._settle_own(actual, self._bill(upstream, actual, usage)))
+        dollars = self._bill(upstream, actual, usage)
+        changes += _settled(self._reserved.pop(upstream), actual, dollars, upfront=upfront)
+        return _net(changes + self._settle_own(actual, dollars))
 
     def unserved(self, left_at: str = "") -> list[Change]:
         """No upstream answered. left_at: where it was when the client gave up on it, who still pays for the input."""
@@ -151,8 +154,8 @@ class Flight:
         if left_at not in self.order:
             return _net(self._settle_own(Size(0, 0), 0.0))
         changes = [] if left_at in self._reserved or left_at in self._failed else self._reserve(left_at)
-        changes += self._give_back(left_at, Refund.INPUT_KEPT)
         dollars = 0.0 if left_at in self._failed else self._bill_input(left_at)
+        changes += self._give_back(left_at, Refund.INPUT_KEPT, dollars)
         return _net(changes + self._settle_own(Size(self.request.size.input, 0), dollars))
 
     def expire(self) -> list[Change]:
@@ -186,13 +189,17 @@ class Flight:
     def _requests(self, upstream: str) -> list[Claim]:
         return [claim for claim in self.prices.get(upstream, ()) if _kind(claim.key) == Kind.REQUESTS]
 
-    def _give_back(self, upstream: str, refund: Refund) -> list[Change]:
-        reserved = self._reserved.pop(upstream, ())
-        changes = []
+    def _give_back(self, upstream: str, refund: Refund, dollars: float = 0.0) -> list[Change]:
+        """What was reserved at `upstream`, but for what it keeps; of its dollars all but `dollars`."""
+        reserved = self._reserved.pop(upstream, None)
+        if (
+            reserved is None
+        ):  # it was reached by a failure that is not known yet, and owes what it has cost all the same
+            reserved = tuple(Claim(c.key, 0.0) for c in self.prices.get(upstream, ()) if _kind(c.key) in DOLLARS)
         if refund is Refund.INPUT_KEPT:
-            if self.accounting.get(upstream) is not Accounting.UPFRONT:
-                kept = Size(self.request.size.input, 0)
-                changes = [Change(c.key, max(0.0, c.amount - _amount(c.key, kept))) for c in reserved]
+            upfront = self.accounting.get(upstream) is Accounting.UPFRONT
+            left = _settled(reserved, Size(self.request.size.input, 0), dollars, upfront=upfront)
+            changes = [c if _kind(c.key) in DOLLARS else Change(c.key, max(0.0, c.amount)) for c in left]
         else:
             changes = [Change(c.key, c.amount) for c in reserved]
         if refund is Refund.UNSENT and upstream in self._asked:
@@ -203,10 +210,7 @@ class Flight:
     def _settle_own(self, actual: Size, dollars: float) -> list[Change]:
         """The tenant's and the session's: what was taken comes back but for what was used."""
         self.used = actual
-        return [
-            Change(c.key, c.amount - dollars) if _kind(c.key) in DOLLARS else _settle(c, actual, upfront=False)
-            for c in _tokens(self.allowance)
-        ]
+        return _settled(_tokens(self.allowance), actual, dollars, upfront=False)
 
     def _charge(self, dollars: float) -> list[Change]:
         return [Change(c.key, -dollars) for c in self.allowance if _kind(c.key) in DOLLARS] if dollars else []
@@ -251,6 +255,16 @@ def _tokens(claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
 def _amount(key: str, size: Size) -> int:
     kind = _kind(key)
     return size.input if kind == Kind.INPUT else size.output if kind == Kind.OUTPUT else size.total
+
+
+def _settled(claims: Iterable[Claim], actual: Size, dollars: float, *, upfront: bool) -> list[Change]:
+    """What comes back of `claims` when so much was used. upfront: tokens that were reserved stay charged."""
+    return [
+        Change(claim.key, claim.amount - dollars)
+        if _kind(claim.key) in DOLLARS
+        else _settle(claim, actual, upfront=upfront)
+        for claim in claims
+    ]
 
 
 def _settle(claim: Claim, actual: Size, *, upfront: bool) -> Change:

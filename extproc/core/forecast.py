@@ -21,15 +21,16 @@ from functools import lru_cache
 from math import exp, inf, isinf
 
 from extproc.core.bucket import Slots, TokenBucket
+from extproc.core.budget import Budget
 from extproc.core.capacity import Claim, Counter, Store
 from extproc.core.curve import Curve
 from extproc.core.fairness import cost
-from extproc.core.lanes import Lanes, Queue
+from extproc.core.lanes import Lanes, Queue, terms_of
 from extproc.core.lines import Backlog, Flow, Group, Line, Waiter
-from extproc.core.policy import Kind, Lane, Pacing
+from extproc.core.policy import Kind, Lane
 from extproc.core.promises import JITTER, Book, Promised, Promises
 from extproc.core.request import Request
-from extproc.core.shares import EPSILON, Terms
+from extproc.core.shares import EPSILON
 from extproc.core.value import value
 from extproc.core.watermark import Watermark
 
@@ -181,10 +182,7 @@ class Forecast:
         self._promises = promises
         self._pace = pace
         self._allows = allows
-        self._terms = {
-            name: Terms(name, rule.rank, rule.min_share, rule.keep_free, smooth=rule.pacing is Pacing.SMOOTH)
-            for name, rule in lanes.rules.items()
-        }
+        self._terms = {name: terms_of(rule) for name, rule in lanes.rules.items()}
 
     def wait_s(
         self, waiter: Waiter, names: Iterable[str], prices: Mapping[str, tuple[Claim, ...]], store: Store, now: float
@@ -249,15 +247,15 @@ class Forecast:
         """What lacks for a claim, and at which rate it comes; None where nothing is counted, or nobody is refused."""
         queue = self._lanes.queues[request.lane]
         counter = store.get(claim.key)
-        if counter is None or counter.shadow:
-            return None
+        if counter is None or counter.shadow or isinstance(counter, Budget):
+            return None  # dollars do not come back with time: who lacks them goes elsewhere
         pause_s, rate = max(0.0, counter.closed_until - now), self._rate(name, claim.key, counter)
         if isinf(rate):
             return _Need(claim.key, 0.0, 0.0, rate, 0.0, pause_s)
         terms, amount = self._terms[queue.rule.name], claim.amount
         free = counter.free_at(now, terms)
         if isinstance(counter, TokenBucket):
-            amount = min(amount, counter.capacity * (1.0 - terms.keep_free))
+            amount = min(amount, counter.capacity - counter.kept(terms))
             free = min(free, amount) if terms.smooth else free
         left = rate * (1.0 - self._owed_below(claim.key, terms.rank)) - self.demand.above(claim.key, terms.rank, now)
         left = max(left, max(terms.share, LEAST_SHARE) * rate)

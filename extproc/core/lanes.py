@@ -23,17 +23,24 @@ from itertools import count
 
 from extproc.core.fairness import Counters, cost, toll
 from extproc.core.lines import Backlog, Flow, Group, Line, Place, Tenant, Waiter
-from extproc.core.policy import Bounds, Lane
+from extproc.core.policy import Bounds, Lane, Pacing
 from extproc.core.ranking import Ranking
 from extproc.core.request import Request, Size
+from extproc.core.shares import Terms
 
-__all__ = ["Lanes", "Queue"]
+__all__ = ["Lanes", "Queue", "terms_of"]
 
 BOUNDS = {"max_requests": "requests", "max_tokens": "tokens", "max_bytes": "bytes"}
 """Bounds by name, and what of a backlog they limit."""
 LIFO_ENDS = 0.5
 """The newest go first until the lane is emptier than this share of the fill at which that began."""
 NOTHING = Backlog()
+
+
+def terms_of(rule: Lane) -> Terms:
+    """On what terms the requests of a lane take."""
+    even = rule.pacing is Pacing.SMOOTH
+    return Terms(rule.name, rule.rank, rule.min_share, rule.keep_free, smooth=even, yields=rule.rank > 0)
 
 
 class Lanes:

@@ -104,7 +104,7 @@ class Rules:
 
     rate, capacity: as configured, headroom off, in units per second and units; infinite when they are to be learned.
     headroom: share of what the provider reports that is left alone. burst_s: size of a learned bucket in seconds of its
-    refill. shadow: it only counts what it would have stopped.
+    refill. shadow: it only counts what it would have stopped. reserve: share of the bucket for the best lane alone.
     """
 
     rate: float = inf
@@ -112,6 +112,7 @@ class Rules:
     headroom: float = 0.05
     burst_s: float = 10.0
     shadow: bool = False
+    reserve: float = 0.0
 
 
 @value
@@ -336,7 +337,7 @@ class Pacer:
         if not self.known or isfinite(self.rules.rate):
             return []
         self._set = rate, capacity = self._size(now)
-        bucket = TokenBucket(rate, capacity, min(there or 0.0, capacity), now)
+        bucket = TokenBucket(rate, capacity, min(there or 0.0, capacity), now, reserve=self.rules.reserve)
         return [Move(Declare(self.key, bucket), "limit", f"learned: {rate * MINUTE_S:.6g} per minute")]
 
     # The rate.

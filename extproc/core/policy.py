@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
 from extproc.core.request import Dialect
 
@@ -15,6 +16,7 @@ __all__ = [
     "Accounting",
     "Bounds",
     "BreakerRules",
+    "Dollars",
     "Kind",
     "KvRules",
     "Lane",
@@ -84,13 +86,34 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """US dollars per million tokens. What is None costs what input (or, for reasoning, output) does."""
+    """US dollars per million tokens. What is None costs what input (or, for reasoning, output) does.
+
+    since: from when they hold, in epoch seconds.
+    """
 
     input: float
     output: float
     cached: float | None = None
     cache_write: float | None = None
     reasoning: float | None = None
+    since: float = -inf
+
+
+@dataclass(frozen=True, slots=True)
+class Dollars:
+    """How many US dollars may be spent per period of the calendar; None is no limit."""
+
+    per_hour: float | None = None
+    per_day: float | None = None
+    per_month: float | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is any limit."""
+        return self != UNLIMITED
+
+
+UNLIMITED = Dollars()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +194,9 @@ class Upstream:
     window: largest prompt plus output, in tokens, it accepts; None when unknown.
     learn: its limits are taken from the provider's headers; until known at most `learn_concurrency` requests fly.
     follow: what it says of limits and speed counts; headroom: the share of a reported limit that is left alone.
-    ramp: the provider wants traffic to grow by at most half within 15 minutes. prices: by own model name, "*" for any.
+    ramp: the provider wants traffic to grow by at most half within 15 minutes. prices: by own model name, "*" for any,
+    those that hold first coming first. dollars: once they are spent, only what costs nothing is used in its stead.
+    burn: used share of a bucket of tokens from which on the rest belongs to the best lane; None for never.
     kv: set where an engine's metrics are watched. engine_priority: None, or what a better lane's priority is multiplied
     with: 1 where the engine serves higher numbers first, -1 where lower ones. shadow: names of limits that only count.
     """
@@ -191,7 +216,9 @@ class Upstream:
     accounting: Accounting = Accounting.UPFRONT
     breaker: BreakerRules = field(default_factory=BreakerRules)
     ramp: bool = False
-    prices: Mapping[str, Prices] = field(default_factory=dict)
+    prices: Mapping[str, tuple[Prices, ...]] = field(default_factory=dict)
+    dollars: Dollars = UNLIMITED
+    burn: float | None = None
     kv: KvRules | None = None
     engine_priority: int | None = None
     shadow: frozenset[str] = frozenset()
@@ -279,8 +306,7 @@ class Tenant:
     tpm: int | None = None
     rpm: int | None = None
     concurrency: int | None = None
-    usd_per_hour: float | None = None
-    usd_per_day: float | None = None
+    dollars: Dollars = UNLIMITED
     weight: float = 1.0
     vip: bool = False
     sessions: SessionLimits | None = None
@@ -291,13 +317,16 @@ class Tenant:
 class Route:
     """A model pattern (shell-style wildcards) and its chain of upstreams, first choice first.
 
-    observe: share of its requests (0..1) that are decided upon but not held or refused.
+    observe: share of its requests (0..1) that are decided upon but not held or refused. dollars: what all of them may
+    cost; a hard stop. shadow: names of limits that only count.
     """
 
     name: str
     models: tuple[str, ...]
     chain: tuple[str, ...]
     observe: float = 0.0
+    dollars: Dollars = UNLIMITED
+    shadow: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,13 @@
-"""What one tenant may use, as counters, and what a request takes of them.
+"""What one tenant may use, and how many dollars may go where, as counters; and what a request takes of them.
 
 Listed tenants are counted from the start. Tenants that a trusted source names but nobody listed are counted from their
 first request on, and at most so many at once. When there are more, one is forgotten that was not heard of for long: of
 the oldest one that would lose nothing by it (its buckets are full again, nothing is held, its budgets are untouched in
 this period), else the oldest with all that it had used. Nobody is forgotten whose requests have open books; the bound
 gives way to them, and is reached again with the newcomers after them.
+
+Dollars are limited per hour, day and month of the calendar (`Dollars`), the same way for a tenant, a route and an
+upstream.
 
 Deliberately not here: sessions (session), prices (spend), and what comes back when (flight).
 """
@@ -14,17 +17,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 
 from extproc.core.bucket import EPSILON, Slots, TokenBucket
-from extproc.core.budget import Budget
+from extproc.core.budget import Budget, Period, period_ends
 from extproc.core.capacity import Claim, Counter, Store
-from extproc.core.identity import place_of
-from extproc.core.policy import Kind, Tenant
+from extproc.core.identity import place_of, quoted
+from extproc.core.policy import Dollars, Kind, Route, Tenant, Upstream
 
-__all__ = ["Account", "Accounts", "account_of", "begins_anew", "hour_ends", "rests"]
+__all__ = [
+    "PERIODS", "Account", "Accounts", "account_of", "begins_anew", "hour_ends", "purse", "purse_keys", "rests",
+    "route_place", "upstream_place",
+]  # fmt: skip
 
-PERIODS_S = {"usd_hour": 3600.0, "usd_day": 86_400.0}
+PERIODS = {"usd_hour": Period.HOUR, "usd_day": Period.DAY, "usd_month": Period.MONTH}
+"""Kinds of counters of dollars that are whole again when a period of the calendar begins."""
 LOOK = 32
 """Among so many of the oldest one is looked for that loses nothing by being forgotten."""
 YIELD = 2
@@ -61,7 +69,7 @@ class Account:
         return found
 
     def counters(self, now: float, epoch_offset: float) -> Store:
-        """What counts it, as long as nothing was used. Hours and days are the calendar's, at `now` + `epoch_offset`."""
+        """What counts it, as long as nothing was used. Periods are the calendar's, at `now` + `epoch_offset`."""
         rules, place, found = self.rules, place_of(self.rules.name), Store()
         for kind, name, per_minute in ((Kind.TOTAL, "tpm", rules.tpm), (Kind.REQUESTS, "rpm", rules.rpm)):
             if per_minute is not None:
@@ -69,15 +77,7 @@ class Account:
                 found[f"{place}/{kind}"] = TokenBucket(most / 60, most, most, now, shadow=shadow)
         if rules.concurrency is not None:
             found[f"{place}/slots"] = Slots(rules.concurrency, shadow="concurrency" in rules.shadow)
-        for period, name, usd in (
-            ("usd_hour", "usd_per_hour", rules.usd_per_hour),
-            ("usd_day", "usd_per_day", rules.usd_per_day),
-        ):
-            if usd is not None:
-                found[f"{place}/{period}"] = Budget(
-                    usd, PERIODS_S[period], epoch_offset=epoch_offset, at=now, shadow=name in rules.shadow
-                )
-        return found
+        return found | purse(place, rules.dollars, rules.shadow, now, epoch_offset)
 
     def ended(self, now: float) -> None:  # noqa: ARG002 - one shape with sessions
         """The books of one of its requests are closed."""
@@ -92,10 +92,37 @@ def account_of(rules: Tenant, *, declared: bool = False) -> Account:
         fixed.append(Claim(f"{place}/slots", 1.0))
     if rules.rpm is not None:
         fixed.append(Claim(f"{place}/{Kind.REQUESTS}", 1.0))
-    limits = {"usd_hour": rules.usd_per_hour, "usd_day": rules.usd_per_day}
-    usd = tuple(f"{place}/{kind}" for kind, limit in limits.items() if limit is not None)
     total = "" if rules.tpm is None else f"{place}/{Kind.TOTAL}"
-    return Account(rules, tuple(fixed), total, usd, declared)
+    return Account(rules, tuple(fixed), total, purse_keys(place, rules.dollars), declared)
+
+
+def upstream_place(upstream: Upstream) -> str:
+    """Where the counters of an upstream's dollars are, among all that is counted."""
+    return f"upstream/{upstream.name}"
+
+
+def route_place(route: Route) -> str:
+    """The same of a route's: they go by the first model of its patterns, which no other route may name."""
+    return f"route/{quoted(route.models[0])}"
+
+
+@lru_cache(maxsize=4096)
+def purse_keys(place: str, dollars: Dollars) -> tuple[str, ...]:
+    """Names of the counters of dollars of somebody who may spend so many."""
+    limits = zip(PERIODS, (dollars.per_hour, dollars.per_day, dollars.per_month), strict=True)
+    return tuple(f"{place}/{kind}" for kind, limit in limits if limit is not None)
+
+
+def purse(place: str, dollars: Dollars, shadow: frozenset[str], now: float, epoch_offset: float) -> Store:
+    """Those counters, untouched, as of `now` + `epoch_offset` in the calendar; shadow: limits that only count."""
+    limits = zip(PERIODS.items(), (dollars.per_hour, dollars.per_day, dollars.per_month), strict=True)
+    return {
+        f"{place}/{kind}": Budget(
+            limit, period, epoch_offset=epoch_offset, at=now, shadow=f"usd_per_{period}" in shadow
+        )
+        for (kind, period), limit in limits
+        if limit is not None
+    }
 
 
 class Accounts:
@@ -154,12 +181,11 @@ def rests(counter: Counter | None, now: float) -> bool:
 
 
 def hour_ends(now: float, epoch_offset: float) -> float:
-    """When the calendar's hour ends, on the clock; days end with an hour."""
-    hour_s = PERIODS_S["usd_hour"]
-    return ((now + epoch_offset) // hour_s + 1) * hour_s - epoch_offset
+    """When the calendar's hour ends, on the clock; days and months end with an hour."""
+    return period_ends(Period.HOUR, now + epoch_offset) - epoch_offset
 
 
 def begins_anew(key: str, before: float, now: float, epoch_offset: float) -> bool:
     """Whether the budget `key` was whole again between two times on the clock."""
-    period_s = PERIODS_S.get(key.rpartition("/")[2])
-    return period_s is not None and (before + epoch_offset) // period_s < (now + epoch_offset) // period_s
+    period = PERIODS.get(key.rpartition("/")[2])
+    return period is not None and period_ends(period, before + epoch_offset) <= now + epoch_offset

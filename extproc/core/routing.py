@@ -1,9 +1,9 @@
 """Which upstreams may serve a request, what each would cost, and the order they are tried in.
 
 Three questions, asked at three times. On arrival: who could ever serve it (`eligible`: dialect, context window,
-per-minute limits, pinned state). At every dispatch: who may be asked now (`options`: breakers, and whether a busy
-first choice may be passed over). At departure: who stands behind the first choice (`order`: only upstreams that have
-room now, since the router will not ask again).
+per-minute limits, pinned state). At every dispatch: who may be asked now (`affordable`: whose dollars are not spent;
+`options`: breakers, and whether a busy first choice may be passed over). At departure: who stands behind the first
+choice (`order`: only upstreams that have room now, since the router will not ask again).
 
 Deliberately not here: breakers themselves, and how an order reaches Envoy.
 """
@@ -15,14 +15,15 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from math import inf
 
-from extproc.core.capacity import Claim, Option
+from extproc.core.capacity import Claim, Option, Store
 from extproc.core.policy import Kind, Limit, Policy, Route, Upstream, WhenBusy
+from extproc.core.quota import PERIODS
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Dialect, Endpoint, Size
 
 __all__ = [
-    "bucket_key", "claims", "eligible", "fitting", "kv_key", "limits_of", "matches", "options", "order", "priorities",
-    "route_of", "slots_key",
+    "affordable", "bucket_key", "claims", "dollars_lack", "eligible", "fitting", "kv_key", "limits_of", "matches",
+    "options", "order", "priorities", "reserve_of", "route_of", "slots_key",
 ]  # fmt: skip
 
 KNOW_PRIORITIES = frozenset({"vllm", "sglang", "fake", "compatible"})
@@ -96,6 +97,30 @@ def claims(
     return (Claim(slots, 1.0), *found)
 
 
+def affordable(names: tuple[str, ...], costless: frozenset[str], spent: Callable[[str], bool]) -> tuple[str, ...]:
+    """Those of `names` that may be asked for money's sake: from the first that is `spent` on, only what costs nothing.
+
+    So a limit never moves its cost to the next upstream; whoever comes before it in the chain is not touched by it.
+    """
+    over = False
+    chosen = []
+    for name in names:
+        over = over or spent(name)
+        if not over or name in costless:
+            chosen.append(name)
+    return tuple(chosen)
+
+
+def dollars_lack(price: Iterable[Claim], store: Store, now: float) -> bool:
+    """Whether what is left of an upstream's own dollars does not cover `price`. Limits in shadow mode cover all."""
+    for claim in price:
+        if claim.key.rpartition("/")[2] in PERIODS:
+            counter = store.get(claim.key)
+            if counter is not None and not counter.shadow and counter.wait_for(claim.amount, now) > 0:
+                return True
+    return False
+
+
 def options(
     healthy: Sequence[str],
     price: Callable[[str], tuple[Claim, ...]],
@@ -152,6 +177,11 @@ def limits_of(upstream: Upstream, model: str) -> list[Limit]:
 def bucket_key(upstream: str, limit: Limit) -> str:
     """Name of a limit's bucket among all that is counted."""
     return f"upstream/{upstream}/{limit.model}/{limit.kind}"
+
+
+def reserve_of(upstream: Upstream, kind: Kind) -> float:
+    """Share of a bucket of `kind` that is for the best lane alone: of tokens, what `burn` leaves."""
+    return 0.0 if upstream.burn is None or kind is Kind.REQUESTS else 1.0 - upstream.burn
 
 
 def slots_key(upstream: str) -> str:

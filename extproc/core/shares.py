@@ -39,7 +39,7 @@ class Terms:
     """On what terms a lane takes, beside others who wait.
 
     share: of every counter it is guaranteed this much while it waits. keep_free: of every counter it leaves this much
-    to better lanes. smooth: it takes evenly, never a burst.
+    to better lanes. smooth: it takes evenly, never a burst. yields: what a bucket reserves for the best lane it leaves.
     """
 
     lane: str = ""
@@ -47,6 +47,7 @@ class Terms:
     share: float = 0.0
     keep_free: float = 0.0
     smooth: bool = False
+    yields: bool = False
 
 
 PLAIN = Terms()

@@ -3,7 +3,7 @@
 The call asks for "reply OK" with at most five tokens, within five seconds, through Envoy's private probe listener with
 that upstream forced: so the credentials, the path and the network are the ones that users' requests will meet. An
 engine is asked for its `/health` first, where it has one, because a dead one need not be made to generate. What a
-canary costs is charged to the upstream's buckets like anything else, and booked apart: nobody asked for it.
+canary costs is charged to the upstream's buckets and dollars like anything else, and booked apart: nobody asked for it.
 
 A canary that is told of our credit or our key sends the upstream to rest for long.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import aiohttp
@@ -21,10 +21,11 @@ from extproc.breakers import Breakers
 from extproc.core.breaker import Sign, Signal, State
 from extproc.core.capacity import Change
 from extproc.core.events import Probed
-from extproc.core.policy import Upstream
+from extproc.core.policy import Prices, Upstream
+from extproc.core.quota import purse_keys, upstream_place
 from extproc.core.request import Dialect, Endpoint, Size
 from extproc.core.routing import claims
-from extproc.core.spend import cost, prices_of
+from extproc.core.spend import cost
 from extproc.dialects import ErrorClass, classify
 from extproc.ports import Capacity, Clock, Observer
 
@@ -71,14 +72,16 @@ class Canary:
         capacity: Capacity,
         clock: Clock,
         observer: Observer,
+        rates: Callable[[tuple[str, ...], str], Mapping[str, Prices]],
     ) -> None:
-        """`url` is Envoy's probe listener."""
+        """`url` is Envoy's probe listener; `rates` tells the prices of a model at some upstreams that hold now."""
         self._url = url
         self._targets = targets
         self._breakers = breakers
         self._capacity = capacity
         self._clock = clock
         self._observe = observer
+        self._rates = rates
         self._probes: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -103,14 +106,18 @@ class Canary:
         target, breaker = self._targets[name], self._breakers.by_name[name]
         await self._charge(target)
         found = await self._call(session, target)
-        used, prices = found.used, prices_of(target.upstream, target.model)
+        used, prices = found.used, self._rates((name,), target.model).get(name)
+        cost_usd = cost(prices, used) if used and prices else None
+        if cost_usd:
+            keys = purse_keys(upstream_place(target.upstream), target.upstream.dollars)
+            await self._capacity.change([Change(key, -cost_usd) for key in keys])
         self._observe(
             Probed(
                 name,
                 not found.cause,
                 self._clock.time() - began,
                 tokens=used.total if used else 0,
-                cost_usd=cost(prices, used) if used and prices else None,
+                cost_usd=cost_usd,
             )
         )
         if breaker.state is State.HALF_OPEN:  # an operator may have moved it meanwhile

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, date, datetime
 from math import inf
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -53,6 +54,19 @@ def _host_port(value: str) -> str:
 
 def _address(value: str) -> str:
     return value if re.fullmatch(r"unix:/.+", value) else _host_port(value)
+
+
+def _moment(value: Any) -> Any:
+    """A date as YAML reads it, or as text, made a time in UTC."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value)
+    if not isinstance(value, date):
+        raise ValueError("must be a date, as in 2026-01-31, or a time of one")  # noqa: TRY004 - pydantic wants it so
+    if not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)  # noqa: DTZ001 - the zone is given below
+    return value if value.tzinfo else value.replace(tzinfo=UTC)
 
 
 def _one_or_many(value: Any) -> Any:
@@ -182,6 +196,10 @@ class LimitSettings(Section):
 class PriceSettings(Section):
     """US dollars per million tokens. What is absent costs what input (for reasoning: output) does."""
 
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    since: Annotated[datetime | None, BeforeValidator(_moment), Field(alias="from")] = None
+    """From when they hold, midnight UTC where no time is given; from ever when absent."""
     input: UsdPrice
     output: UsdPrice
     cached: UsdPrice | None = None
@@ -189,6 +207,37 @@ class PriceSettings(Section):
     cache_write: UsdPrice | None = None
     """Input written to it."""
     reasoning: UsdPrice | None = None
+
+    def rules(self) -> core.Prices:
+        """The prices as the core knows them."""
+        plain = self.model_dump(exclude={"since"})
+        return core.Prices(**plain, since=-inf if self.since is None else self.since.timestamp())
+
+
+def _in_time(prices: tuple[PriceSettings, ...]) -> tuple[PriceSettings, ...]:
+    known = [one.rules().since for one in prices]
+    if len(set(known)) < len(known):
+        raise ValueError("two of them hold from the same time")
+    return tuple(sorted(prices, key=lambda one: one.rules().since))
+
+
+Prices = Annotated[
+    tuple[PriceSettings, ...], BeforeValidator(_one_or_many), Field(min_length=1), AfterValidator(_in_time)
+]
+"""Those of one model: a mapping, or a list of them, each `from` a date."""
+
+
+class Purse(Section):
+    """How many US dollars may be spent per period of the calendar (UTC)."""
+
+    usd_per_hour: Usd | None = None
+    usd_per_day: Usd | None = None
+    usd_per_month: Usd | None = None
+
+    @property
+    def dollars(self) -> core.Dollars:
+        """The limits as the core knows them."""
+        return core.Dollars(self.usd_per_hour, self.usd_per_day, self.usd_per_month)
 
 
 class Marks(Section):
@@ -376,7 +425,7 @@ class FakeBehaviour(Section):
     """Size of the KV cache in tokens; when it overflows, requests are preempted."""
 
 
-class UpstreamSettings(Section):
+class UpstreamSettings(Purse):
     """One place to send to. Give its limits, or its concurrency, or `learn: true`."""
 
     provider: str
@@ -401,12 +450,14 @@ class UpstreamSettings(Section):
     """Let what the provider says (limits in its headers, refusals for speed) tighten the limits given here."""
     ramp: bool = False
     """The provider wants traffic to grow by at most half within 15 minutes."""
-    prices: dict[str, PriceSettings] = {}
-    """By own model name, "*" for any other."""
+    prices: dict[str, Prices] = {}
+    """By own model name, "*" for any other; several where they change, each `from` a date."""
+    burn: Annotated[float, BeforeValidator(_number), Field(gt=0, lt=1)] | None = 0.85
+    """Used share of a bucket of tokens from which on the rest is for the best lane alone; null for never."""
     kv: KvSettings | None = None
     engine_priority: bool = False
     """Write the lane's priority into the body, for engines that schedule by it (`check` asks them)."""
-    shadow: tuple[Literal["concurrency"], ...] = ()
+    shadow: tuple[Literal["concurrency", "usd_per_hour", "usd_per_day", "usd_per_month"], ...] = ()
     """Limits that only count what they would have stopped; limits and kv have their own `shadow`."""
     fake: FakeBehaviour | None = None
 
@@ -440,6 +491,12 @@ class UpstreamSettings(Section):
             raise ValueError(f"limits: model {twice[0]!r} is named twice")
         if self.fake is not None and self.provider != "fake":
             raise ValueError("fake: only for provider: fake")
+        return self
+
+    @model_validator(mode="after")
+    def _pays(self) -> Self:
+        if self.owned and self.dollars.limited:
+            raise ValueError("owned: is free, and serves when the dollars of others are spent; it has no usd_per_...")
         return self
 
     @property
@@ -499,15 +556,17 @@ class UpstreamSettings(Section):
             accounting=self.accounting or provider.accounting,
             breaker=self.breaker.rules(),
             ramp=self.ramp,
-            prices={model: core.Prices(**price.model_dump()) for model, price in self.prices.items()},
+            prices={model: tuple(one.rules() for one in prices) for model, prices in self.prices.items()},
+            dollars=self.dollars,
+            burn=self.burn,
             kv=self.kv.rules() if self.kv else None,
             engine_priority=self.engine.priority_sign if self.engine_priority else None,
             shadow=frozenset(self.shadow),
         )
 
 
-class RouteSettings(Section):
-    """Which upstreams serve which models, first choice first."""
+class RouteSettings(Purse):
+    """Which upstreams serve which models, first choice first; and what all of it may cost, a hard stop."""
 
     models: Annotated[tuple[str, ...], Field(min_length=1)]
     chain: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -515,6 +574,8 @@ class RouteSettings(Section):
     """Share of its requests that are decided upon, counted and reported, but neither held nor refused."""
     acknowledge_unowned: bool = False
     """Set to accept that the chain does not end on something you own: a provider outage is then your outage."""
+    shadow: tuple[Literal["usd_per_hour", "usd_per_day", "usd_per_month"], ...] = ()
+    """Limits that only count what they would have stopped."""
 
 
 class LaneSettings(Section):
@@ -578,7 +639,7 @@ class RetrySettings(Section):
     """This many a second may wait in any case."""
 
 
-class TenantSettings(Section):
+class TenantSettings(Purse):
     """What one tenant may use."""
 
     lanes: tuple[str, ...] = ()
@@ -591,15 +652,13 @@ class TenantSettings(Section):
     tpm: Count | None = None
     rpm: Count | None = None
     concurrency: Count | None = None
-    usd_per_hour: Usd | None = None
-    usd_per_day: Usd | None = None
     weight: Positive = 1.0
     """Its share of a lane against other tenants that wait."""
     vip: bool = False
     """Goes first in its lane, up to the lane's vip_share."""
     sessions: SessionSettings | None = None
     """Limits of its sessions where they differ from those of all."""
-    shadow: tuple[Literal["tpm", "rpm", "concurrency", "usd_per_hour", "usd_per_day"], ...] = ()
+    shadow: tuple[Literal["tpm", "rpm", "concurrency", "usd_per_hour", "usd_per_day", "usd_per_month"], ...] = ()
     """Limits that only count what they would have stopped."""
 
 

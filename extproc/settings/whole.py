@@ -102,7 +102,14 @@ class Settings(Section):
         return core.Policy(
             upstreams={name: upstream.rules(name) for name, upstream in self.upstreams.items()},
             routes=tuple(
-                core.Route(_route_name(i, r), r.models, r.chain, max(r.observe, self.observe))
+                core.Route(
+                    _route_name(i, r),
+                    r.models,
+                    r.chain,
+                    max(r.observe, self.observe),
+                    dollars=r.dollars,
+                    shadow=frozenset(r.shadow),
+                )
                 for i, r in enumerate(self.routes)
             ),
             lanes={name: _lane(name, rank, lane) for rank, (name, lane) in enumerate(self.lanes.items())},
@@ -156,6 +163,9 @@ class Settings(Section):
                     "owned: true, or set acknowledge_unowned: true on this route"
                 )
             yield from self._unlimited(i, route)
+            for limit in route.shadow:
+                if not getattr(route, limit):
+                    yield f"routes[{i}].shadow: {limit} is not set, so there is nothing to watch"
             for model in route.models:
                 if model in claimed:
                     yield f"routes[{i}].models: {model!r} is already served by routes[{claimed[model]}]"
@@ -243,8 +253,13 @@ def _lane(name: str, rank: int, lane: LaneSettings) -> core.Lane:
 def _tenant(name: str, tenant: TenantSettings, lanes: tuple[str, ...]) -> core.Tenant:
     allowed = tuple(lane for lane in lanes if lane in tenant.lanes) if tenant.lanes else lanes
     default = tenant.default_lane or ("P1" if "P1" in allowed else (tenant.lanes or allowed[-1:])[0])
-    plain = tenant.model_dump(include={"tpm", "rpm", "concurrency", "usd_per_hour", "usd_per_day", "weight", "vip"})
-    sessions = tenant.sessions.rules() if tenant.sessions else None
     return core.Tenant(
-        name, allowed, default, tenant.models, sessions=sessions, shadow=frozenset(tenant.shadow), **plain
+        name,
+        allowed,
+        default,
+        tenant.models,
+        dollars=tenant.dollars,
+        sessions=tenant.sessions.rules() if tenant.sessions else None,
+        shadow=frozenset(tenant.shadow),
+        **tenant.model_dump(include={"tpm", "rpm", "concurrency", "weight", "vip"}),
     )

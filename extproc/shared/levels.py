@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from extproc.core.bucket import TokenBucket
-from extproc.core.budget import Budget
+from extproc.core.budget import Budget, Period
 from extproc.core.capacity import Counter, Store
 
 __all__ = ["load", "save"]
@@ -46,6 +46,6 @@ def save(path: Path, store: Store, *, now: float, clock_now: float) -> None:
 def _level(counter: Counter, now: float) -> float | None:
     if isinstance(counter, TokenBucket):
         return counter.level_at(now)
-    if isinstance(counter, Budget) and math.isfinite(counter.period_s):
+    if isinstance(counter, Budget) and counter.period is not Period.EVER:
         return counter.used_at(now)
     return None

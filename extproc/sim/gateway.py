@@ -193,6 +193,7 @@ class Gateway:
             sessions=SessionRules(settings.identity.session_headers, settings.identity.session_window_s),
             executor=ThreadPoolExecutor(max_workers=1),
             chance=self._rng.random,
+            rates=admission.rates,
         )
         limits = settings.timeouts
         timing = Timing(limits.first_token_s, limits.prompt_tokens_per_s, limits.stall_s, limits.answer_s)
@@ -247,7 +248,7 @@ class _Probe(Canary):
     """Sends its canaries to the models."""
 
     def __init__(self, stage: Stage, admission: Admission, targets: Mapping[str, Target], observe: Observer) -> None:
-        super().__init__("", targets, admission.breakers, admission.capacity, stage.loop, observe)
+        super().__init__("", targets, admission.breakers, admission.capacity, stage.loop, observe, admission.rates)
         self._stage = stage
 
     async def _call(self, session: aiohttp.ClientSession, target: Target) -> Finding:

@@ -5,8 +5,8 @@
     priority    lanes of strict priority: no shares, nothing kept free, nothing smoothed, no fairness
     tidegate    the config as it is
 
-Limits of upstreams, headroom, breakers, chains and KV watermarks are the same in all of them. Where nothing tells
-requests apart the one queue lets each wait as long as the most patient lane does.
+Limits of upstreams, headroom, breakers, chains and KV watermarks are the same in all of them, but for what is left to
+better lanes. Where nothing tells requests apart the one queue lets each wait as long as the most patient lane does.
 """
 
 from __future__ import annotations
@@ -76,5 +76,5 @@ def _strict(lane: Lane) -> Lane:
 
 
 def _even(upstream: Upstream) -> Upstream:
-    """The same marks for everybody."""
-    return upstream if upstream.kv is None else replace(upstream, kv=replace(upstream.kv, lanes={}))
+    """The same marks for everybody, and nothing reserved."""
+    return replace(upstream, burn=None, kv=upstream.kv and replace(upstream.kv, lanes={}))

@@ -7,7 +7,7 @@ from math import inf
 
 from extproc.console.state import describe
 from extproc.core.bucket import Slots, TokenBucket
-from extproc.core.budget import Budget
+from extproc.core.budget import Budget, Period
 from extproc.core.capacity import Counter
 from extproc.core.lanes import Lanes
 from extproc.core.policy import KvRules
@@ -41,7 +41,7 @@ def test_gates() -> None:
 
 def test_budgets() -> None:
     """What was spent of how much, and for how long it has to do."""
-    assert told(Budget(5, 60.0, used=2), 20.0) == {"spent": 2, "budget": 5, "ends_in_s": 40}
+    assert told(Budget(5, Period.HOUR, used=2), 20.0) == {"spent": 2, "budget": 5, "ends_in_s": 3580}
     assert told(Budget(5, used=2)) == {"spent": 2, "budget": 5, "ends_in_s": None}
 
 

@@ -308,6 +308,20 @@ def test_what_is_kept_free_is_left_by_the_lane_that_keeps_it() -> None:
     assert bucket.wait_for(1000, 5.0, batch) == 0
 
 
+def test_the_reserve_is_for_lanes_that_do_not_yield() -> None:
+    """What they keep free counts if it is more. It lets go as the bucket refills; a share is had all the same."""
+    bucket = TokenBucket(10, 100, 30, 0.0, reserve=0.15)
+    low, lower = Terms("P1", 1, yields=True), Terms("P2", 2, keep_free=0.4, yields=True)
+    assert [bucket.free_at(0.0, terms) for terms in (BEST, Terms("P1", 1), low, lower)] == pytest.approx(
+        [30, 30, 15, -10]
+    )
+    assert [bucket.wait_for(20, 0.0, terms) for terms in (BEST, low, lower)] == pytest.approx([0, 0.5, 3])
+    assert bucket.wait_for(20, 0.5, low) == 0
+    sharing, owed = Terms("P1", 1, share=0.5, yields=True), {"P1": Standing(0.5, 30, kept=0.0, owed=30.0)}
+    bucket = TokenBucket(10, 100, 30, 0.0, reserve=0.15, lanes=owed)
+    assert (bucket.wait_for(30, 0.0, sharing), bucket.free_at(0.0, sharing)) == (0, 30)
+
+
 def test_a_smooth_lane_takes_evenly() -> None:
     """After what it took has flowed in, whatever else is in the bucket; others are not paced."""
     bucket, even = TokenBucket(10, 1000, 500, 0.0), Terms("P2", 2, smooth=True)

@@ -36,6 +36,9 @@ PRICES = {
     "c": claims(upstream__c__slots=1, upstream__c__kv=90),
     "d": claims(upstream__d__slots=1, upstream__d__m__requests=1),
 }
+PURSES = {name: cost(RATES[name], ESTIMATE) for name in "ab"}
+"""What the request is estimated to cost at upstreams whose own dollars are limited."""
+PRICES |= {name: PRICES[name] + claims(**{f"upstream__{name}__usd_hour": PURSES[name]}) for name in PURSES}
 
 
 @dataclass
@@ -86,6 +89,10 @@ class Book:
         amounts = {self.held[key] for key in ("tenant/t/usd_hour", "tenant/t/usd_day", "session/t/s/usd")}
         assert len(amounts) == 1
         return amounts.pop()
+
+    def purse(self, name: str) -> float:
+        """What is held of an upstream's own dollars."""
+        return self.held[f"upstream/{name}/usd_hour"]
 
 
 def departed(*order: str, upfront: str = "") -> Book:
@@ -227,6 +234,33 @@ def test_a_client_that_left_where_it_had_been_refused_pays_no_dollars() -> None:
     book.apply(book.flight.attempt_failed("b", Refund.ALL, last=True))
     book.apply(book.flight.unserved("b"))
     assert (book.dollars(), book.of_session(), book.flight.cost) == (0, 60, None)
+
+
+def test_an_upstreams_own_dollars_are_what_it_bills() -> None:
+    """Reserved where it goes first, moved to the next on failure, settled at its own prices by what was used."""
+    book = departed("b", "a")
+    assert (book.purse("b"), book.purse("a")) == (PURSES["b"], 0)
+    book.apply(book.flight.attempt_failed("b", Refund.ALL))
+    assert (book.purse("b"), book.purse("a")) == (0, PURSES["a"])
+    book.apply(book.flight.served("a", Usage(50, 10)))
+    assert (book.purse("b"), book.purse("a")) == (0, pytest.approx(0.7))
+
+
+def test_up_front_is_what_limits_are_charged_and_not_what_is_billed() -> None:
+    """Of dollars only what was used is paid, whether it served or was cut."""
+    book = departed("b", "a", upfront="ab")
+    book.apply(book.flight.attempt_failed("b", Refund.INPUT_KEPT))
+    book.apply(book.flight.served("a", Usage(50, 10)))
+    assert (book.purse("b"), book.purse("a")) == (pytest.approx(1.8), pytest.approx(0.7))
+
+
+def test_an_attempt_that_was_cut_where_nothing_was_reserved_owes_its_input() -> None:
+    """Its failure is known before that of the one before it, which is what would have reserved there."""
+    book = departed("a", "b", "c")
+    book.apply(book.flight.attempt_failed("b", Refund.INPUT_KEPT))
+    book.apply(book.flight.attempt_failed("a", Refund.ALL))
+    book.apply(book.flight.served("c", Usage(50, 10)))
+    assert (book.purse("a"), book.purse("b"), book.dollars()) == (0, pytest.approx(1.8), pytest.approx(1.8))
 
 
 def test_what_is_held_in_a_cache_moves_with_the_slot() -> None:
@@ -462,14 +496,20 @@ def _check_end(book: Book, done: list[tuple]) -> None:
     assert book.flight.used is not None
     assert book.flight.used.total == used
     assert book.at("t")["requests"] == 1
-    assert book.dollars() == pytest.approx(_billed(book.order, done))
+    billed = _billed(book.order, done)
+    if outcome[0] == "expire":
+        assert book.dollars() == pytest.approx(RESERVED + sum(billed.values()))
+    else:
+        assert book.dollars() == pytest.approx(sum(billed.values()))
+        for name in PURSES:
+            assert book.purse(name) == pytest.approx(billed.get(name, 0.0))
 
 
-def _billed(order: tuple[str, ...], done: list[tuple]) -> float:
-    """What providers bill: what served by usage, the input of every attempt that was cut or left, the rest nothing."""
+def _billed(order: tuple[str, ...], done: list[tuple]) -> dict[str, float]:
+    """What each provider bills: what served by usage, the input of each attempt that was cut or left, else nothing."""
     inputs: set[str] = set()
     failed: set[str] = set()
-    outcome, dollars = "", 0.0
+    outcome, dollars = "", {}
     for step, *arguments in done:
         name = arguments[0] if arguments else ""
         if step == "attempt_failed" and name in order and name not in failed and outcome != f"served {name}":
@@ -478,12 +518,12 @@ def _billed(order: tuple[str, ...], done: list[tuple]) -> float:
         elif step in ("served", "unserved", "expire") and not outcome:
             outcome = f"{step} {name}"
             if step == "served" and name in RATES:
-                dollars = cost(RATES[name], _actual(*arguments[1:]), arguments[1])
-            elif step == "expire":
-                dollars = RESERVED
+                dollars = {name: cost(RATES[name], _actual(*arguments[1:]), arguments[1])}
             elif step == "unserved" and name in order and name not in failed:
                 inputs.add(name)
-    return dollars + sum(cost(RATES[name], Size(ESTIMATE.input, 0)) for name in inputs & RATES.keys())
+    for name in inputs & RATES.keys():
+        dollars[name] = dollars.get(name, 0.0) + cost(RATES[name], Size(ESTIMATE.input, 0))
+    return dollars
 
 
 def _actual(usage: Usage | None, seen: int | None) -> Size:
@@ -506,7 +546,7 @@ def _check_upstream(book: Book, name: str, actual: Size | None, cut: bool) -> No
     cut: what served had been cut once before, and may keep that attempt, too.
     """
     held, own = book.at(name), {c.key.rpartition("/")[2]: c.amount for c in PRICES[name]}
-    for kind in set(own) - {"slots", "kv"}:
+    for kind in set(own) - {"slots", "kv", "usd_hour"}:
         amount = held.get(kind, 0)
         if kind == "requests":
             assert amount == 1 if actual else amount in (0, 1)

@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extproc.core.bucket import Slots, TokenBucket
+from extproc.core.budget import Budget
 from extproc.core.capacity import Claim, Counter, Store
 from extproc.core.curve import Curve
 from extproc.core.forecast import LONG_S, SHORT_S, Demand, Forecast, Pace, Served
@@ -27,6 +28,13 @@ USUAL = Size(80, 20)
 
 def lane(rank: int, **more: Any) -> Lane:
     return Lane(f"P{rank}", rank, 30, WhenBusy.SPILL, 1, 10**6, 10**9, 10**9, **more)
+
+
+def test_dollars_are_no_wait() -> None:
+    """They come back with a period, not with time: who lacks them is not kept in line for them."""
+    scene = Scene(keys=("k/usd_hour",))
+    claim = (Claim("k/usd_hour", 5.0),)
+    assert scene.forecast.wait_s(scene.waiter(), ["a"], {"a": claim}, {"k/usd_hour": Budget(1.0)}, 0.0) == 0
 
 
 class Scene:

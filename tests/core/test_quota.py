@@ -10,13 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.bucket import Slots, TokenBucket
-from extproc.core.budget import Budget
+from extproc.core.budget import Budget, Period
 from extproc.core.capacity import Claim, Counter
-from extproc.core.policy import KvRules, Tenant
-from extproc.core.quota import LOOK, Account, Accounts, account_of, begins_anew, hour_ends, rests
+from extproc.core.policy import Dollars, KvRules, Route, Tenant, Upstream
+from extproc.core.quota import (
+    LOOK,
+    Account,
+    Accounts,
+    account_of,
+    begins_anew,
+    hour_ends,
+    purse,
+    purse_keys,
+    rests,
+    route_place,
+    upstream_place,
+)
+from extproc.core.request import Dialect
 from extproc.core.watermark import Watermark
 
-FULL = Tenant("t", ("P1",), "P1", tpm=600, rpm=60, concurrency=3, usd_per_hour=2.0, usd_per_day=9.0)
+FULL = Tenant("t", ("P1",), "P1", tpm=600, rpm=60, concurrency=3, dollars=Dollars(2.0, 9.0, 70.0))
 ANYBODY = Tenant("*", ("P1",), "P1", rpm=60)
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
@@ -30,19 +43,20 @@ def never(_: Account) -> bool:
 
 
 def test_a_request_takes_of_everything_that_is_limited() -> None:
-    """A slot, a request, its tokens, and its dollars of the hour and of the day."""
+    """A slot, a request, its tokens, and its dollars of the hour, the day and the month."""
     assert set(account_of(FULL).claims(100.0, 0.5)) == {
         Claim("tenant/t/slots", 1.0),
         Claim("tenant/t/requests", 1.0),
         Claim("tenant/t/total", 100.0),
         Claim("tenant/t/usd_hour", 0.5),
         Claim("tenant/t/usd_day", 0.5),
+        Claim("tenant/t/usd_month", 0.5),
     }
 
 
 def test_what_costs_nothing_needs_no_budget() -> None:
     """None is free: a spent budget does not stop it. Zero is unknown yet: it needs one that is left."""
-    account = account_of(Tenant("t", (), "", usd_per_day=9.0))
+    account = account_of(Tenant("t", (), "", dollars=Dollars(per_day=9.0)))
     assert account.claims(100.0, None) == []
     assert account.claims(100.0, 0.0) == [Claim("tenant/t/usd_day", 0.0)]
 
@@ -54,15 +68,16 @@ def test_a_tenant_without_limits_takes_nothing() -> None:
 
 
 def test_the_counters_are_those_that_are_taken_of() -> None:
-    """Buckets are full, slots free, budgets untouched; hours and days are the calendar's."""
+    """Buckets are full, slots free, budgets untouched; hours, days and months are the calendar's."""
     account, offset = account_of(FULL), 1_000_000.0
     counters = account.counters(7.0, offset)
     assert set(counters) == set(account.keys)
     assert counters["tenant/t/total"] == TokenBucket(10.0, 600.0, 600.0, 7.0)
     assert counters["tenant/t/requests"] == TokenBucket(1.0, 60.0, 60.0, 7.0)
     assert counters["tenant/t/slots"] == Slots(3)
-    assert counters["tenant/t/usd_hour"] == Budget(2.0, HOUR_S, epoch_offset=offset, at=7.0)
-    assert counters["tenant/t/usd_day"] == Budget(9.0, DAY_S, epoch_offset=offset, at=7.0)
+    assert counters["tenant/t/usd_hour"] == Budget(2.0, Period.HOUR, epoch_offset=offset, at=7.0)
+    assert counters["tenant/t/usd_day"] == Budget(9.0, Period.DAY, epoch_offset=offset, at=7.0)
+    assert counters["tenant/t/usd_month"] == Budget(70.0, Period.MONTH, epoch_offset=offset, at=7.0)
     assert all(rests(counter, 7.0) for counter in counters.values())
 
 
@@ -74,11 +89,12 @@ def test_the_counters_are_those_that_are_taken_of() -> None:
         ("concurrency", "slots"),
         ("usd_per_hour", "usd_hour"),
         ("usd_per_day", "usd_day"),
+        ("usd_per_month", "usd_month"),
     ],
 )
 def test_a_limit_in_shadow_mode_only_counts(limit: str, key: str) -> None:
     """That one, and no other."""
-    rules = Tenant("t", (), "", (), 600, 60, 3, 2.0, 9.0, shadow=frozenset({limit}))
+    rules = Tenant("t", (), "", (), 600, 60, 3, Dollars(2.0, 9.0, 70.0), shadow=frozenset({limit}))
     counters = account_of(rules).counters(0.0, 0.0)
     assert {name for name, counter in counters.items() if counter.shadow} == {f"tenant/t/{key}"}
 
@@ -90,8 +106,8 @@ def test_a_limit_in_shadow_mode_only_counts(limit: str, key: str) -> None:
         (TokenBucket(1.0, 10.0, 5.0, -5.0), True),
         (Slots(3, 1.0), False),
         (Slots(3), True),
-        (Budget(5.0, HOUR_S, used=1.0), False),
-        (Budget(5.0, HOUR_S, used=1.0, at=-1.0), True),
+        (Budget(5.0, Period.HOUR, used=1.0), False),
+        (Budget(5.0, Period.HOUR, used=1.0, at=-1.0), True),
         (Budget(5.0, used=1.0), False),
         (Watermark(KvRules()), True),
         (None, True),
@@ -100,6 +116,19 @@ def test_a_limit_in_shadow_mode_only_counts(limit: str, key: str) -> None:
 def test_a_counter_rests_when_it_would_be_no_different_anew(counter: Counter | None, resting: bool) -> None:  # noqa: FBT001
     """Full, free or untouched in this period. What is not counted rests."""
     assert rests(counter, 0.0) is resting
+
+
+def test_upstreams_and_routes_have_purses() -> None:
+    """Of the periods that are limited, under a name of their own; a limit in shadow mode only counts."""
+    dollars = Dollars(per_hour=2.0, per_month=70.0)
+    upstream, route = Upstream("a", "openai", frozenset(Dialect)), Route("0:m/x", ("m/x", "m/y"), ("a",))
+    assert purse_keys(upstream_place(upstream), dollars) == ("upstream/a/usd_hour", "upstream/a/usd_month")
+    assert purse_keys(route_place(route), dollars) == ("route/m%2Fx/usd_hour", "route/m%2Fx/usd_month")
+    assert purse("p", dollars, frozenset({"usd_per_month"}), 7.0, 100.0) == {
+        "p/usd_hour": Budget(2.0, Period.HOUR, epoch_offset=100.0, at=7.0),
+        "p/usd_month": Budget(70.0, Period.MONTH, epoch_offset=100.0, at=7.0, shadow=True),
+    }
+    assert purse("p", Dollars(), frozenset(), 7.0, 100.0) == {}
 
 
 def test_unlisted_tenants_have_accounts_of_their_own() -> None:
@@ -184,6 +213,8 @@ def test_whatever_comes_accounts_agree(limit: int, history: list[tuple[str, str,
         ("tenant/t/usd_day", 0.0, HOUR_S, False),
         ("tenant/t/usd_day", DAY_S - 1, DAY_S, True),
         ("tenant/t/usd_day", DAY_S, DAY_S - 1, False),
+        ("tenant/t/usd_month", 0.0, 31 * DAY_S - 1, False),
+        ("route/m/usd_month", 30 * DAY_S, 31 * DAY_S, True),
         ("session/t/s/usd", 0.0, inf, False),
         ("tenant/t/total", 0.0, 1e9, False),
     ],
@@ -200,6 +231,6 @@ def test_no_period_ends_within_an_hour_of_the_calendar(now: float, offset: float
     """Until its end every budget of an hour or a day is in the period it is in now; then the hour's is not."""
     end = hour_ends(now, offset)
     assert now - 1e-3 <= end <= now + HOUR_S + 1e-3
-    for key in ("tenant/t/usd_hour", "tenant/t/usd_day"):
+    for key in ("tenant/t/usd_hour", "tenant/t/usd_day", "tenant/t/usd_month"):
         assert not begins_anew(key, now, end - 1e-3, offset)
     assert begins_anew("tenant/t/usd_hour", now - 1e-3, end + 1e-3, offset)

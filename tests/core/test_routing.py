@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.capacity import Claim
+from extproc.core.budget import Budget
+from extproc.core.capacity import Claim, Store
 from extproc.core.policy import Kind, KvRules, Limit, Policy, Route, Upstream, WhenBusy
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Dialect, Endpoint, Size
 from extproc.core.routing import (
+    affordable,
     claims,
+    dollars_lack,
     eligible,
     fitting,
     kv_key,
@@ -23,6 +26,7 @@ from extproc.core.routing import (
     options,
     order,
     priorities,
+    reserve_of,
     route_of,
 )
 
@@ -294,3 +298,47 @@ def test_a_client_cannot_rank_itself_in_an_engine(
 def test_anthropic_callers_get_no_priority() -> None:
     """Engines read none from that API; whoever speaks it goes as if it had said nothing."""
     assert priorities({"v": engine("v", -1)}, ("v",), Endpoint.MESSAGES, 2) == {}
+
+
+@pytest.mark.parametrize(
+    ("spent", "costless", "chosen"),
+    [
+        ("", "", "abcd"),
+        ("", "d", "abcd"),
+        ("a", "d", "d"),
+        ("a", "bd", "bd"),
+        ("b", "d", "ad"),
+        ("c", "d", "abd"),
+        ("ac", "d", "d"),
+        ("a", "", ""),
+    ],
+)
+def test_spent_dollars_steer_to_what_costs_nothing(spent: str, costless: str, chosen: str) -> None:
+    """Never to another that is paid: the cost would only move there. Who comes before it in the chain goes on."""
+    assert affordable(tuple("abcd"), frozenset(costless), lambda name: name in spent) == tuple(chosen)
+
+
+def test_dollars_are_spent_when_they_do_not_cover_the_request() -> None:
+    """Of any period that is limited. What is not counted, or only watched, covers all; tokens are not dollars."""
+    store: Store = {
+        "upstream/a/usd_hour": Budget(5.0, used=4.0),
+        "upstream/a/usd_day": Budget(50.0, used=48.0),
+        "upstream/b/usd_day": Budget(50.0, used=50.0, shadow=True),
+        "upstream/a/m/total": Budget(0.0),
+    }
+
+    def price(usd: float) -> tuple[Claim, ...]:
+        keys = ("upstream/a/m/total", "upstream/a/usd_hour", "upstream/a/usd_day", "upstream/a/usd_month")
+        return tuple(Claim(key, usd) for key in keys)
+
+    assert [dollars_lack(price(usd), store, 0.0) for usd in (1.0, 1.5, 2.5)] == [False, True, True]
+    assert not dollars_lack((Claim("upstream/b/usd_day", 9.0),), store, 0.0)
+
+
+def test_of_tokens_a_part_is_for_the_best_lane() -> None:
+    """Not of requests, and nothing where `burn` is off."""
+    burning = upstream("a", burn=0.85)
+    assert {kind: round(reserve_of(burning, kind), 9) for kind in Kind} == {
+        Kind.TOTAL: 0.15, Kind.INPUT: 0.15, Kind.OUTPUT: 0.15, Kind.REQUESTS: 0.0
+    }  # fmt: skip
+    assert reserve_of(upstream("a", burn=None), Kind.TOTAL) == 0

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.policy import Prices, Upstream
-from extproc.core.request import Dialect, Size, Usage
-from extproc.core.spend import cost, dearest, is_free, prices_of, rates_of
+from extproc.core.capacity import Claim
+from extproc.core.policy import Dollars, Prices, Upstream
+from extproc.core.request import Dialect, Endpoint, Size, Usage
+from extproc.core.spend import PriceList, bill, cost, dearest, is_costless, is_free, needed, prices_of
 
 PRICES = Prices(input=3.0, output=15.0, cached=0.3, cache_write=3.75, reasoning=20.0)
 PLAIN = Prices(input=3.0, output=15.0)
 MILLION = 1_000_000
 
 
-def upstream(name: str = "a", **prices: Prices) -> Upstream:
-    given = {{"any": "*"}.get(model, model): price for model, price in prices.items()}
+def upstream(name: str = "a", **prices: Prices | tuple[Prices, ...]) -> Upstream:
+    given = {
+        {"any": "*"}.get(model, model): price if isinstance(price, tuple) else (price,)
+        for model, price in prices.items()
+    }
     return Upstream(name, "openai", frozenset(Dialect), models={"gpt-5": "prod5"}, prices=given)
 
 
@@ -59,17 +65,71 @@ def test_a_part_larger_than_its_whole_is_paid_for_and_leaves_no_rest() -> None:
 def test_prices_are_those_of_the_upstreams_own_model_else_of_any() -> None:
     """The public name says nothing about the price; where neither is given nothing is known."""
     dear, cheap = Prices(9.0, 9.0), Prices(1.0, 1.0)
-    assert prices_of(upstream(prod5=dear, any=cheap), "gpt-5") is dear
-    assert prices_of(upstream(prod5=dear, any=cheap), "other") is cheap
-    assert prices_of(upstream(**{"gpt-5": dear}), "gpt-5") is None
-    assert prices_of(upstream(), "gpt-5") is None
+    assert prices_of(upstream(prod5=dear, any=cheap), "gpt-5", 0.0) is dear
+    assert prices_of(upstream(prod5=dear, any=cheap), "other", 0.0) is cheap
+    assert prices_of(upstream(**{"gpt-5": dear}), "gpt-5", 0.0) is None
+    assert prices_of(upstream(), "gpt-5", 0.0) is None
 
 
 def test_rates_name_only_who_has_prices() -> None:
     """An upstream without prices is absent, so that it can be told from a free one."""
-    known = {"a": upstream(any=PLAIN), "b": upstream("b"), "c": upstream("c", any=PRICES)}
-    assert rates_of(known, ("a", "b"), "m") == {"a": PLAIN}
-    assert rates_of(known, ("b",), "m") == {}
+    known = PriceList({"a": upstream(any=PLAIN), "b": upstream("b"), "c": upstream("c", any=PRICES)})
+    assert known.rates(("a", "b"), "m", 0.0) == {"a": PLAIN}
+    assert known.rates(("b",), "m", 0.0) == {}
+    assert PriceList({"b": upstream("b")}).rates(("b",), "m", 0.0) == {}
+
+
+def test_the_last_prices_that_have_begun_hold() -> None:
+    """Before the first there are none; a clock that goes back finds what held then."""
+    old, new, newest = Prices(1.0, 1.0), Prices(2.0, 2.0, since=100.0), Prices(3.0, 3.0, since=200.0)
+    changing = upstream(any=(old, new, newest))
+    held = {99.9: old, 100.0: new, 199.0: new, 200.0: newest, 1e9: newest, 0.0: old}
+    assert {at: prices_of(changing, "m", at) for at in held} == held
+    known = PriceList({"a": changing, "b": upstream("b", prod5=replace(PLAIN, since=150.0))})
+    assert {at: known.rates(("a",), "m", at)["a"] for at in held} == held
+    assert [sorted(known.rates(("a", "b"), "gpt-5", at)) for at in (149.0, 150.0, 149.0)] == [["a"], ["a", "b"], ["a"]]
+    assert PriceList({"a": upstream(any=new)}).rates(("a",), "m", 99.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("rates", "endpoint", "usd"),
+    [
+        ({"a": Prices(1.0, 0.0), "b": Prices(5.0, 0.0)}, Endpoint.CHAT, 5.0),
+        ({}, Endpoint.CHAT, None),
+        ({"a": Prices(0.0, 0.0)}, Endpoint.CHAT, None),
+        ({"a": Prices(1.0, 0.0)}, Endpoint.COUNT_TOKENS, None),
+    ],
+)
+def test_what_has_to_be_left(rates: dict[str, Prices], endpoint: Endpoint, usd: float | None) -> None:
+    """The dearest; None where it costs nothing, whatever is left."""
+    assert needed(rates, Size(MILLION, 0), endpoint) == usd
+
+
+def test_what_cannot_be_read_needs_something_that_is_left() -> None:
+    """Unless it is free."""
+    nothing = Size(0, 0)
+    assert needed({"a": Prices(1.0, 0.0)}, nothing, Endpoint.OTHER) == 0
+    assert needed({"a": Prices(0.0, 0.0)}, nothing, Endpoint.OTHER) is None
+
+
+def test_an_upstreams_own_dollars_are_taken_at_its_own_prices() -> None:
+    """Of every period that is limited; nothing where nothing is, where no price is known, or it costs nothing."""
+    limited = replace(upstream(), dollars=Dollars(5.0, per_month=50.0))
+    size, rates = Size(MILLION, 0), {"a": Prices(2.0, 0.0), "b": Prices(9.0, 0.0)}
+    keys = ("upstream/a/usd_hour", "upstream/a/usd_month")
+    assert bill(limited, rates, size, Endpoint.CHAT) == tuple(Claim(key, 2.0) for key in keys)
+    assert bill(limited, rates, size, Endpoint.COUNT_TOKENS) == ()
+    assert bill(limited, {"a": Prices(0.0, 0.0)}, size, Endpoint.CHAT) == ()
+    assert bill(limited, {"b": Prices(9.0, 0.0)}, size, Endpoint.CHAT) == ()
+    assert bill(upstream(), rates, size, Endpoint.CHAT) == ()
+
+
+def test_what_is_owned_or_free_costs_nothing() -> None:
+    """What nobody knows a price of may."""
+    assert is_costless(replace(upstream(), owned=True), {"a": PLAIN})
+    assert is_costless(upstream(), {"a": Prices(0.0, 0.0)})
+    assert not is_costless(upstream(), {"a": PLAIN})
+    assert not is_costless(upstream(), {})
 
 
 def test_before_it_ran_the_dearest_of_its_upstreams_counts() -> None:

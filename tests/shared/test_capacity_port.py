@@ -10,7 +10,7 @@ from math import inf
 import pytest
 
 from extproc.core.bucket import Slots, TokenBucket
-from extproc.core.budget import Budget
+from extproc.core.budget import Budget, Period
 from extproc.core.capacity import (
     Ask,
     Change,
@@ -281,10 +281,10 @@ def test_a_budget_is_whole_again_when_its_period_begins(make: Make) -> None:
 
     async def scenario(loop: VirtualLoop) -> None:
         now = loop.time()
-        capacity = make(loop, {"usd": Budget(5.0, 60.0, epoch_offset=-now, at=now)})
+        capacity = make(loop, {"usd": Budget(5.0, Period.HOUR, epoch_offset=-now, at=now)})
         assert await granted(capacity, ask(("usd", 3)), ask(("usd", 2))) == [True, True]
         too_much, never = [(await capacity.take([ask(("usd", amount))]))[0] for amount in (1, 6)]
-        assert (too_much.retry_after, never.retry_after) == (pytest.approx(60, abs=0.5), inf)
+        assert (too_much.retry_after, never.retry_after) == (pytest.approx(3600, abs=0.5), inf)
         await asyncio.sleep(too_much.retry_after)
         assert await granted(capacity, ask(("usd", 5))) == [True]
 

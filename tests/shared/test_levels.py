@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from extproc.core.bucket import Slots, TokenBucket
-from extproc.core.budget import Budget
+from extproc.core.budget import Budget, Period
 from extproc.shared.levels import load, save
 
 
@@ -24,8 +24,8 @@ def test_what_was_used_of_a_budget_is_kept_too(tmp_path: Path) -> None:
     """Of the period it was saved in; of one that was over by then nothing. Those of sessions are not kept."""
     path = tmp_path / "levels.json"
     store = {
-        "hour": Budget(10.0, 3600.0, used=4.5, at=3600.0),
-        "last": Budget(10.0, 3600.0, used=4.5, at=3599.0),
+        "hour": Budget(10.0, Period.HOUR, used=4.5, at=3600.0),
+        "last": Budget(10.0, Period.HOUR, used=4.5, at=3599.0),
         "session": Budget(10.0, used=4.5),
     }
     save(path, store, now=1_000_000.0, clock_now=3700.0)
