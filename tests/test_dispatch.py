@@ -50,7 +50,11 @@ class Gate:
         self.capacity = MemoryCapacity(self.clock, counters)
         policy = Policy(self.upstreams, (Route("0:m", ("m",), tuple(self.upstreams)),), lanes, {})
         wording = Wording(lambda _: 503, lambda: 0.5)
-        self._dispatch = Dispatch(policy, self.capacity, self.clock, Timing(10, 5000, 60, 900), wording, lambda _: True)
+        self.unfit: set[str] = set()
+        timing = Timing(10, 5000, 60, 900)
+        self._dispatch = Dispatch(
+            policy, self.capacity, self.clock, timing, wording, lambda _: True, lambda name, _: name not in self.unfit
+        )
 
     def depart(
         self, body: bytes, lane: str = "P0", endpoint: Endpoint = Endpoint.CHAT, costless: str | None = None
@@ -159,3 +163,10 @@ def test_a_failover_goes_nowhere_that_its_dollars_do_not_allow(
     for name, dollars in left.items():
         store[f"upstream/{name}/usd_day"] = Budget(9.0, used=9.0 - dollars)
     assert gate.depart(BODY, costless=costless).order == tuple(order)
+
+
+def test_a_failover_never_leads_to_who_answers_such_prompts_badly() -> None:
+    """An answer that is none would not be tried anew. Who was granted stays the first."""
+    gate = Gate(*(engine(name, "vllm") for name in "abc"))
+    gate.unfit = {"a", "b"}
+    assert gate.depart(BODY).order == ("a", "c")

@@ -130,7 +130,7 @@ def wants(one: Request, names: str, store: Store) -> Wants:
         price += [Claim(dollars, one.size.total / 100)] if dollars in store else []
         prices[name] = tuple(price)
     limited = any(f"upstream/{name}/usd_hour" in store for name in names)
-    return Wants(tuple(names), prices, costless=frozenset("z") if limited else None)
+    return Wants(tuple(names), prices, prompt=one.size.input, costless=frozenset("z") if limited else None)
 
 
 def slots(**used: tuple[int, int]) -> Store:
@@ -232,6 +232,23 @@ def test_a_refill_lets_go_without_anybodys_help(kind: type[Ledger]) -> None:
         assert (await bench.send(size=Size(200, 50))).waited
         assert loop.time() == pytest.approx(1025, abs=0.1)
         assert bench.capacity.takes <= 6
+        await bench.stop()
+
+    play(scenario)
+
+
+def test_prompts_of_a_size_that_an_upstream_answers_badly_go_to_another(kind: type[Ledger]) -> None:
+    """Others still go there; and where nobody answers them well, they go where they would."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bad = {"a"}
+        bench = Bench(
+            loop, slots(a=(99, 0), b=(99, 0)), kind, fits=lambda name, prompt: prompt < 16_000 or name not in bad
+        )
+        large, small = Size(20_000, 50), Size(100, 50)
+        assert [(await bench.send("ab", size=size)).upstream for size in (large, small)] == ["b", "a"]
+        bad.add("b")
+        assert (await bench.send("ab", size=large)).upstream == "a"
         await bench.stop()
 
     play(scenario)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from extproc.core.bucket import TokenBucket
-from extproc.core.events import Admitted, AttemptFailed, BreakerMoved, Event, Overshot, Queued, Refused, Settled
+from extproc.core.events import Admitted, AttemptFailed, BreakerMoved, Event, Overshot, Probed, Queued, Refused, Settled
 from extproc.core.watermark import Watermark
 from extproc.sim.account import Account
 from extproc.sim.engine import Pool
@@ -39,6 +39,7 @@ class Ears:
         self.failed_attempts: Counter[str] = Counter()
         self.overshot: Counter[str] = Counter()
         self.moves: list[str] = []
+        self.probes: Counter[str] = Counter()
         self.waits: list[tuple[float, float]] = []
         self.vain: list[float] = []
         self._forecast: dict[str, float] = {}
@@ -65,10 +66,14 @@ class Ears:
                 self.failed_attempts[event.upstream] += 1
             case Overshot():
                 self.overshot[event.key] += round(event.amount)
-            case BreakerMoved():
-                self.moves.append(f"{event.upstream} {event.before} -> {event.after}: {event.cause}")
             case _:
-                pass
+                self._of_breakers(event)
+
+    def _of_breakers(self, event: Event) -> None:
+        if isinstance(event, BreakerMoved):
+            self.moves.append(f"{event.upstream} {event.before} -> {event.after}: {event.cause}")
+        elif isinstance(event, Probed):
+            self.probes[f"{event.upstream} {'answered' if event.ok else 'failed'}"] += 1
 
 
 @dataclass(slots=True)

@@ -109,7 +109,8 @@ class Span:
 class Outcome:
     """One policy at one load. span_s: of arrivals; lasted_s: until the last client had its end.
 
-    requests: tries of all jobs. refusals: by reason, of requests. broken: invariants that do not hold, a line each.
+    requests: tries of all jobs. refusals: by reason, of requests. probes: canaries by upstream and how they
+    ended. broken: invariants that do not hold, a line each.
     """
 
     policy: PolicyName
@@ -130,6 +131,7 @@ class Outcome:
     span: Span
     series: Series
     parts: Mapping[str, LaneOutcome] = field(default_factory=dict)
+    probes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def goodput(self) -> float:
@@ -203,6 +205,7 @@ def outcome_of(
         span=_span(stories, slo_s, span_s),
         series=series,
         parts=_parts(stories, slo_s),
+        probes=dict(ears.probes),
     )
 
 

@@ -6,6 +6,7 @@ data(comparison)               for programs: plain data, times in seconds, sizes
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -35,6 +36,9 @@ def shown(comparison: Comparison, console: Console) -> None:
         outcomes = [outcome for outcome in comparison.outcomes if outcome.load == load]
         console.print(_policies(load, outcomes))
         console.print(_lanes(load, outcomes))
+        for outcome in outcomes:
+            if outcome.breaker_moves:
+                console.print(Text(_breakers(outcome), style="dim"))
     broken = comparison.broken
     for line in broken:
         console.print(Text(f"does not balance: {line}", style="bold red"))
@@ -123,6 +127,14 @@ def _add(table: Table, name: str, policy: str, lane: LaneOutcome) -> None:
         f"{lane.silence_s:.0f}",
         _listed(_ends(lane)),
     )
+
+
+def _breakers(outcome: Outcome) -> str:
+    """How often breakers opened, and what their canaries found."""
+    opened = Counter(move.split()[0] for move in outcome.breaker_moves if "closed -> open" in move)
+    again = sum("ramping -> open" in move for move in outcome.breaker_moves)
+    told = [f"breakers of {outcome.policy} opened: {_listed(opened)}", f"canaries: {_listed(outcome.probes) or 'none'}"]
+    return "; ".join([*told, f"opened again while traffic returned: {again}"])
 
 
 def _ends(lane: LaneOutcome) -> Mapping[str, int]:

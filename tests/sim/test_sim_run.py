@@ -131,6 +131,29 @@ def test_an_outage_is_passed_over_to_the_next_upstream(tmp_path):
     assert any("open" in move for move in ours.breaker_moves)
 
 
+def test_ten_minutes_without_the_first_upstream_are_not_noticed(tmp_path):
+    """Without a gateway a third of all calls fail. Here none does: a few attempts, then one canary at most every 22 s;
+    and when it is back traffic returns by and by, and it does not open again.
+    """
+    scenario = changed(
+        Scenario(),
+        faults=["outage openai at 120 for 600"],
+        bursts=["P1 for 900 rps 1.5 prompt 200-1500 output 50-200"],
+    )
+    policies = (PolicyName.NONE, PolicyName.TIDEGATE)
+    both = run(tmp_path, BOTH, scenario, trace=None, loads=(1.0,), policies=policies)
+    alone, ours = both[PolicyName.NONE], both[PolicyName.TIDEGATE]
+    assert sum(alone.all.failed.values()) > 0.2 * alone.all.offered
+    assert (ours.all.served, sum(ours.all.failed.values())) == (ours.all.offered, 0)
+    assert 600 / 22 - 2 <= ours.probes["openai failed"] <= 40
+    assert ours.probes["openai answered"] == 1
+    states = [move.partition(":")[0].split()[1:] for move in ours.breaker_moves]
+    assert [after for _, _, after in states[-3:]] == ["half_open", "ramping", "closed"]
+    assert [before for before, _, _ in states].count("ramping") == 1
+    back = ours.upstreams["openai"].served
+    assert back > 0.2 * ours.all.offered
+
+
 def test_an_engine_whose_metrics_are_lost_is_neither_stopped_nor_flooded(tmp_path):
     """A trickle goes on."""
     scenario = changed(Scenario(), faults=["blind pool at 0 for 3600"])
