@@ -50,8 +50,9 @@ SERVED_S, SERVED_LEAST_S = 30.0, 2.0
 """How long the observed rate of service is remembered, and how much of that has to be known before it counts."""
 EARLY = 0.35
 """A refused request comes back this share of its patience before its turn."""
-LASTING = 2.0
-"""Newcomers are counted over so many times the longest wait of their lane: what they want then is no burst."""
+LASTING, LASTING_S = 2.0, 8.0
+"""Newcomers are counted over so many times the longest wait of their lane, and so many seconds at least: what they want
+all that time is no burst."""
 STALE = 8
 """A curve is drawn anew when one in so many of its tenants has changed."""
 
@@ -135,11 +136,11 @@ class Newcomers:
 
     def rate(self, rule: Lane, key: str, now: float) -> float:
         """Units per second of `key`."""
-        return self._sum(rule, key, now) / (LASTING * rule.max_wait_s)
+        return self._sum(rule, key, now) / _lasting_s(rule)
 
     def _sum(self, rule: Lane, key: str, now: float) -> float:
         units, at = self._asked.get((key, rule.name), (0.0, now))
-        return units * exp((at - now) / (LASTING * rule.max_wait_s))
+        return units * exp((at - now) / _lasting_s(rule))
 
 
 @dataclass(slots=True)
@@ -481,6 +482,10 @@ def _units(kind: str, backlog: Backlog) -> float:
 @lru_cache(maxsize=4096)
 def _kind(key: str) -> str:
     return key.rpartition("/")[2]
+
+
+def _lasting_s(rule: Lane) -> float:
+    return max(LASTING_S, LASTING * rule.max_wait_s)
 
 
 def _second(slot: tuple[int, Book, float, bool]) -> int:

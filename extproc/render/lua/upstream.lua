@@ -245,7 +245,7 @@ function envoy_on_response(handle)
     if find(kind, "^application/json") or find(kind, "^text/html") then
       return answered(handle, route, status, order)
     end
-    local length = tonumber(headers:get("content-length"))
+    local length = tonumber(headers:get("content-length") or "")
     if length and length <= SHORT_STREAM and find(kind, "^text/event%-stream") then
       return streamed(handle, status, order)
     end
