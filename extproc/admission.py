@@ -109,6 +109,7 @@ class Admission:
             freed=self.limiter.kick,
             learned=self._learn_size,
             settled=self.limiter.settled,
+            retries=self.retries,
         )
 
         self.pacing = Pacing(

@@ -178,7 +178,9 @@ class Service:
         )
         timing = Timing(timeouts.first_token_s, timeouts.prompt_tokens_per_s, timeouts.stall_s, timeouts.answer_s)
         health = self.breakers.allows, self.breakers.fits
-        dispatch = Dispatch(self.policy, self.capacity, self.clock, timing, wording, *health)
+        dispatch = Dispatch(
+            self.policy, self.capacity, self.clock, timing, wording, *health, retries=self.admission.retries
+        )
         copies, observe = self.admission.copies, self.admission.observe
         return Handler(reception, copies, self.flights, self.limiter, dispatch, wording, self.clock, observe)
 

@@ -14,7 +14,9 @@ from extproc import dialects
 from extproc.core import routing
 from extproc.core.flight import Flight
 from extproc.core.policy import Policy
-from extproc.core.request import Request
+from extproc.core.refusal import Reason, Rejected
+from extproc.core.request import Endpoint, Request
+from extproc.core.retries import RetryBudget
 from extproc.core.shares import Terms
 from extproc.limiter import Wants
 from extproc.ports import Capacity, Clock, Departure
@@ -23,6 +25,9 @@ from extproc.wording import Wording
 
 __all__ = ["Dispatch", "Timing"]
 
+LAST_RESORT = "x-tidegate-last-resort"
+"""Header of an answer that stands in where no upstream answered."""
+CONTENT_TYPES = {"json": "application/json", "events": "text/event-stream"}
 HURRIED = 0.5
 """A caller that gives an attempt less than this share of the usual time cannot tell a sick upstream from a busy one."""
 
@@ -49,8 +54,12 @@ class Dispatch:
         wording: Wording,
         allows: Callable[[str], bool],
         fits: Callable[[str, int], bool] = lambda _name, _prompt: True,
+        retries: RetryBudget | None = None,
     ) -> None:
-        """Keep them. `fits`: whether an upstream answers prompts of so many tokens well."""
+        """Keep them. `fits`: whether an upstream answers prompts of so many tokens well. `retries` lends second
+        attempts at an only upstream; None for never.
+        """
+        self._retries = retries
         self._policy = policy
         self._capacity = capacity
         self._clock = clock
@@ -58,6 +67,7 @@ class Dispatch:
         self._wording = wording
         self._allows = allows
         self._fits = fits
+        self._texts = {route.name: route.last_resort for route in policy.routes if route.last_resort}
         self._below = {lane.name: len(policy.lanes) - 1 - lane.rank for lane in policy.lanes.values()}
         """How many lanes rank below each."""
         self._terms = {lane.name: Terms(lane.name, lane.rank, lane.min_share) for lane in policy.lanes.values()}
@@ -77,7 +87,10 @@ class Dispatch:
         )
         flight.accounting = {name: self._policy.upstreams[name].accounting for name in order}
         rewrite = self._rewrite(request, order, document)
-        per_try_s, total_s = self._limits(request, len(order), now)
+        last_resort = self._last_resort(request.route, greeting, document)
+        flight.again = len(order) == 1 and self._may_try_again(request, now)
+        attempts = len(order) + flight.again
+        per_try_s, total_s = self._limits(request, attempts, now)
         flight.hurried = min(per_try_s, total_s or per_try_s) < HURRIED * self._usual_s(request)
         retry_s = ceil(self._policy.upstreams[first].breaker.cool_down_s)
         return Departure(
@@ -86,10 +99,12 @@ class Dispatch:
             path=dialects.without_keys(greeting.path),
             dialect=request.dialect,
             # First tokens that may all together take longer than a stall must not be ended as one.
-            stream=request.stream and per_try_s * len(order) <= self._timing.stall_s,
+            stream=request.stream and per_try_s * attempts <= self._timing.stall_s,
             queue_ms=round(flight.waited_s * 1000),
-            fail_body=self._wording.exhausted(greeting.head, request.dialect, retry_s),
+            fail_body=last_resort[0] if last_resort else self._exhausted(greeting, request, retry_s),
             fail_retry_s=retry_s,
+            last_resort=last_resort[1] if last_resort else "",
+            again=flight.again,
             body=rewrite.body if rewrite else None,
             heads=rewrite.heads if rewrite else None,
             width=rewrite.width if rewrite else 0,
@@ -100,6 +115,37 @@ class Dispatch:
             removed=tuple(name for name in greeting.head.headers if name.startswith("x-tidegate-")),
             facts=_facts(request),
         )
+
+    def instead(
+        self, rejected: Rejected, greeting: Greeting | None, document: dialects.Document | None
+    ) -> tuple[list[tuple[str, str]], bytes] | None:
+        """Headers and body of the answer that stands in for a refusal; None where the refusal stands."""
+        if rejected.reason is not Reason.NO_UPSTREAM or greeting is None or document is None:
+            return None
+        route = routing.route_of(self._policy, document.call.model)
+        found = self._last_resort(route.name, greeting, document) if route.unasked else None
+        if found is None:
+            return None
+        body, kind = found
+        return [("content-type", CONTENT_TYPES[kind]), (LAST_RESORT, "true")], body.encode()
+
+    def _may_try_again(self, request: Request, now: float) -> bool:
+        """Whether an only upstream may have a second go. What it is asked for must be kept by the router."""
+        if self._retries is None or request.endpoint is Endpoint.OTHER:
+            return False
+        return self._retries.lend(request.tenant, now)
+
+    def _exhausted(self, greeting: Greeting, request: Request, retry_s: int) -> str:
+        return self._wording.exhausted(greeting.head, request.dialect, retry_s)
+
+    def _last_resort(
+        self, route: str, greeting: Greeting, document: dialects.Document | None
+    ) -> tuple[str, str] | None:
+        """Text and kind of the answer that the operator wrote for this route; None where an error is told."""
+        text = self._texts.get(route)
+        if text is None or document is None:
+            return None
+        return self._wording.last_resort(greeting.head, document.call, text)
 
     def _rewrite(
         self, request: Request, order: tuple[str, ...], document: dialects.Document | None

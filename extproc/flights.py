@@ -34,6 +34,7 @@ from extproc.core.policy import Policy, Prices
 from extproc.core.quota import PERIODS
 from extproc.core.refusal import Reason, Rejected, Window
 from extproc.core.request import Request, Size, Usage
+from extproc.core.retries import RetryBudget
 from extproc.core.routing import slots_key
 from extproc.dialects import ErrorClass, classify, usage_of
 from extproc.ports import Capacity, Clock, Observer, Record, RecordKind
@@ -61,6 +62,7 @@ REPLACED = f"tidegate_{Reason.EVICTED}"
 MALFORMED = "malformed"
 """How the filter at the upstream calls an answer that is no JSON."""
 NOT_FOUND = 404
+OVERLOADED = 503
 
 
 class Learned(Protocol):
@@ -89,12 +91,14 @@ class Flights:
         freed: Callable[[], None],
         learned: Learned,
         settled: Callable[[Request, Size], None] = lambda _request, _used: None,
+        retries: RetryBudget | None = None,
     ) -> None:
         """`rates` tells the prices of a model at some upstreams that hold now, where they are known.
 
         `freed` is called after capacity came back; `learned` hears of every usage that an upstream reported, and
-        `settled` of what every request that departed really used, once.
+        `settled` of what every request that departed really used, once. `retries` lent what flights try `again` with.
         """
+        self._retries = retries
         self._policy = policy
         self._capacity = capacity
         self._allowances = allowances
@@ -285,7 +289,8 @@ class Flights:
             return
         self._observe(AttemptFailed(record.upstream, outcome, record.status, record.error, flight.request.ticket))
         refund = Refund.UNSENT if record.flags & UNSENT else Refund.INPUT_KEPT if record.flags & CUT else Refund.ALL
-        changes = flight.attempt_failed(record.upstream, refund, last=_passed_on(record))
+        last = _passed_on(record) or (flight.again and not _asked_again(record))
+        changes = flight.attempt_failed(record.upstream, refund, last=last)
         await self._apply(changes, self._own.get(flight), flight.departed)
 
     async def _final(self, flight: Flight, record: Record) -> None:
@@ -313,6 +318,8 @@ class Flights:
     def _close(self, flight: Flight, event: Settled) -> None:
         """Its outcome is known, or never will be."""
         self._observe(event)
+        if flight.again and self._retries is not None:
+            self._retries.settle(flight.request.tenant, self._clock.time(), used=flight.attempts > 1)
         if flight.used is not None:
             self._tell_used(flight.request, flight.used)
 
@@ -448,6 +455,11 @@ def _limit(key: str) -> str:
 def _passed_on(record: Record) -> bool:
     """Whether the router gave this attempt's answer to the caller; else it asks the next upstream (render.routes)."""
     return 400 <= record.shown < 500 and record.shown != 429  # noqa: PLR2004 - HTTP
+
+
+def _asked_again(record: Record) -> bool:
+    """Whether the router asks the same upstream once more, where the request may (render.routes)."""
+    return bool(record.flags & (UNSENT | CUT)) or record.shown == OVERLOADED
 
 
 def _outcome(record: Record, provider: str) -> Outcome:

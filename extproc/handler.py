@@ -58,7 +58,7 @@ class Handler:
 
     async def __call__(self, exchange: Exchange) -> None:
         """Serve one request to its end. Raises only what is a bug, or cancellation."""
-        head, greeting = Head({}, bodiless=True), None
+        head, greeting, document = Head({}, bodiless=True), None, None
         try:
             head = await exchange.head()
             greeting = self._greet(head)
@@ -77,10 +77,11 @@ class Handler:
                 copy.departs(partial(self._abort, exchange, head))
                 self._observe(Admitted(request, departure.order, flight.waited_s, grant.predicted_s))
                 await exchange.forward(departure)
-                del document, departure  # a long answer need not keep its question in memory
+                document = None  # a long answer need not keep its question in memory
+                del departure
                 await exchange.ended()
         except Rejected as rejected:
-            await self._refuse(exchange, head, greeting, rejected)
+            await self._refuse(exchange, head, greeting, rejected, document)
         except Gone:
             return
 
@@ -94,7 +95,14 @@ class Handler:
             return None
         return dialects.read(greeting.endpoint, await exchange.body())
 
-    async def _refuse(self, exchange: Exchange, head: Head, greeting: Greeting | None, rejected: Rejected) -> None:
+    async def _refuse(
+        self,
+        exchange: Exchange,
+        head: Head,
+        greeting: Greeting | None,
+        rejected: Rejected,
+        document: dialects.Document | None,
+    ) -> None:
         refusal = self._wording.refusal(rejected)
         self._observe(
             Refused(
@@ -106,9 +114,10 @@ class Handler:
                 request_id=head.headers.get("x-request-id", ""),
             )
         )
-        headers, body = self._wording.answer(head, refusal)
+        instead = self._dispatch.instead(rejected, greeting, document)
+        headers, body = instead or self._wording.answer(head, refusal)
         with suppress(Gone):
-            await exchange.answer(refusal.status, headers, body, f"tidegate_{refusal.reason}")
+            await exchange.answer(200 if instead else refusal.status, headers, body, f"tidegate_{refusal.reason}")
 
     async def _abort(self, exchange: Exchange, head: Head) -> None:
         """End a request that runs, because its retry has come. Its client has nearly always left."""

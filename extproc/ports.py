@@ -86,8 +86,9 @@ class Departure:
     order: upstreams, first choice first. body: replacement of the body, None leaves it. heads, width: per upstream the
     head that stands in the first `width` bytes, None when all share it. per_try_s: limit on each attempt's response
     headers; total_s: limit on the whole answer; None for no limit. fail_body, fail_retry_s: what the client gets when
-    every upstream of the order fails. stream: a long silence, before or between tokens, ends the attempt. removed:
-    request headers to take away. facts: further words for the record.
+    every upstream of the order fails. last_resort: empty for an error; "json" or "events" where that is an answer.
+    stream: a long silence, before or between tokens, ends the attempt. again: the only upstream of the order may be
+    asked a second time. removed: request headers to take away. facts: further words for the record.
     """
 
     ticket: str
@@ -98,6 +99,8 @@ class Departure:
     queue_ms: int
     fail_body: str
     fail_retry_s: int
+    last_resort: str = ""
+    again: bool = False
     body: bytes | None = None
     heads: Mapping[str, str] | None = None
     width: int = 0

@@ -9,13 +9,16 @@ from functools import lru_cache
 
 from extproc import dialects
 from extproc.core.refusal import RULES, Reason, Refusal, Rejected
-from extproc.core.request import Dialect
+from extproc.core.request import Call, Dialect
 from extproc.ports import Head
 
 __all__ = ["Wording"]
 
 _REQUEST_ID = "{request-id}"
 """Stands for a request's id in a body that is worded once for many."""
+
+KINDS = {False: "json", True: "events"}
+"""What an answer consists of: one JSON document, or server-sent events."""
 
 UNKNOWN_RETRY_S = 1.0
 """When a retry can help but nobody knows when."""
@@ -50,6 +53,13 @@ class Wording:
             now=time.time(),
             jitter=self._chance(),
         )
+
+    def last_resort(self, head: Head, call: Call, text: str) -> tuple[str, str] | None:
+        """The answer that stands in for one, and whether it is "json" or "events"; None where `call` wants no text."""
+        body = dialects.stand_in(call.endpoint, text, stream=call.stream, wants_usage=call.wants_usage)
+        if body is None:
+            return None
+        return dialects.signed(body, head.headers.get("x-request-id", ""), time.time()), KINDS[call.stream]
 
     def exhausted(self, head: Head, dialect: Dialect, retry_s: int) -> str:
         """The body, ready beforehand, for the case that every upstream of the order fails."""

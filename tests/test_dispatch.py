@@ -15,8 +15,10 @@ from extproc.core.budget import Budget
 from extproc.core.capacity import Claim
 from extproc.core.flight import Flight
 from extproc.core.identity import Caller
-from extproc.core.policy import Kind, KvRules, Lane, Limit, Policy, Route, Tenant, Upstream, WhenBusy
+from extproc.core.policy import Kind, KvRules, Lane, Limit, Policy, RetryRules, Route, Tenant, Upstream, WhenBusy
+from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Dialect, Endpoint
+from extproc.core.retries import RetryBudget
 from extproc.core.routing import claims
 from extproc.core.watermark import Reading, Watermark
 from extproc.dispatch import Dispatch, Timing
@@ -42,34 +44,44 @@ def engine(name: str, provider: str, *, told: bool = True, **rules: Any) -> Upst
 class Gate:
     """Dispatch over some upstreams, in the order of their chain."""
 
-    def __init__(self, *upstreams: Upstream, lanes: dict[str, Lane] = LANES) -> None:
+    def __init__(
+        self,
+        *upstreams: Upstream,
+        lanes: dict[str, Lane] = LANES,
+        retries: RetryBudget | None = None,
+        last_resort: str | None = None,
+        unasked: bool = False,
+    ) -> None:
         self.upstreams = {upstream.name: upstream for upstream in upstreams}
         self.clock = HandClock()
         counters: dict[str, Any] = {f"upstream/{name}/slots": Slots(inf) for name in self.upstreams}
         counters |= {f"upstream/{u.name}/kv": Watermark(u.kv) for u in upstreams if u.kv}
         self.capacity = MemoryCapacity(self.clock, counters)
-        policy = Policy(self.upstreams, (Route("0:m", ("m",), tuple(self.upstreams)),), lanes, {})
+        route = Route("0:m", ("m",), tuple(self.upstreams), last_resort=last_resort, unasked=unasked)
+        policy = Policy(self.upstreams, (route,), lanes, {})
         wording = Wording(lambda _: 503, lambda: 0.5)
         self.unfit: set[str] = set()
         timing = Timing(10, 5000, 60, 900)
-        self._dispatch = Dispatch(
-            policy, self.capacity, self.clock, timing, wording, lambda _: True, lambda name, _: name not in self.unfit
-        )
+        health: tuple[Any, Any] = (lambda _: True), (lambda name, _: name not in self.unfit)
+        self.dispatch = Dispatch(policy, self.capacity, self.clock, timing, wording, *health, retries)
 
     def depart(
-        self, body: bytes, lane: str = "P0", endpoint: Endpoint = Endpoint.CHAT, costless: str | None = None
+        self,
+        body: bytes,
+        lane: str = "P0",
+        endpoint: Endpoint = Endpoint.CHAT,
+        costless: str | None = None,
+        **asks: Any,
     ) -> Departure:
         """Let a request with this body go to the first of the chain. costless: those that are, or None, as in Wants."""
-        asked = request(lane=lane, endpoint=endpoint)
+        asked = request(lane=lane, endpoint=endpoint, **asks)
         names = tuple(self.upstreams)
         prices = {name: claims(upstream, "m", asked.size, endpoint) for name, upstream in self.upstreams.items()}
         free = None if costless is None else frozenset(costless)
         for name in self.upstreams if free is not None else ():
             prices[name] += () if name in free else (Claim(f"upstream/{name}/usd_day", 1.0),)
-        tenant = Tenant("default", ("P0",), "P0")
-        greeting = Greeting(Head({}, bodiless=False), endpoint, Caller(tenant, ""), lane, "/v1/x", 1000.0, None)
-        document = dialects.read(endpoint, body)
-        return self._dispatch.depart(Flight(asked), Wants(names, prices, costless=free), names[0], greeting, document)
+        wants, document = Wants(names, prices, costless=free), dialects.read(endpoint, body)
+        return self.dispatch.depart(Flight(asked), wants, names[0], greeting(endpoint, lane), document)
 
     def priorities(self, departure: Departure) -> list[Any]:
         """What each upstream of the order will read as `priority`."""
@@ -78,6 +90,12 @@ class Gate:
         heads = departure.heads or dict.fromkeys(departure.order, body[: departure.width].decode())
         bodies = [heads[name].encode() + body[departure.width :] for name in departure.order]
         return [json.loads(each).get("priority") for each in bodies]
+
+
+def greeting(endpoint: Endpoint = Endpoint.CHAT, lane: str = "P0") -> Greeting:
+    """What is known before a body is read."""
+    caller = Caller(Tenant("default", ("P0",), "P0"), "")
+    return Greeting(Head({}, bodiless=False), endpoint, caller, lane, "/v1/x", 1000.0, None)
 
 
 BODY = b'{"model":"m","priority":-999,"messages":[{"role":"user","content":"hi"}]}'
@@ -170,3 +188,44 @@ def test_a_failover_never_leads_to_who_answers_such_prompts_badly() -> None:
     gate = Gate(*(engine(name, "vllm") for name in "abc"))
     gate.unfit = {"a", "b"}
     assert gate.depart(BODY).order == ("a", "c")
+
+
+def test_an_only_upstream_gets_a_second_attempt_while_the_budget_lasts() -> None:
+    """Not where others stand behind it, nor for uploads, which the router does not keep; and each attempt of a stream
+    gets its part of the deadline.
+    """
+    rules = RetryRules(share=0.0, least_per_s=0.1)
+    both = Gate(engine("a", "openai"), engine("b", "openai"), retries=RetryBudget(rules))
+    assert not both.depart(BODY).again
+    alone = Gate(engine("a", "openai"), retries=RetryBudget(rules))
+    assert not alone.depart(b"{}", endpoint=Endpoint.OTHER).again
+    departure = alone.depart(BODY, stream=True, deadline=alone.clock.time() + 8.0)
+    assert (departure.again, departure.per_try_s) == (True, 4.0)
+    departure = alone.depart(BODY, stream=True, deadline=alone.clock.time() + 8.0)
+    assert (departure.again, departure.per_try_s) == (False, 8.0)
+    assert not Gate(engine("a", "openai")).depart(BODY).again
+
+
+def test_a_last_resort_stands_in_for_the_error() -> None:
+    """Where the route has one and the API answers with text."""
+    gate = Gate(engine("a", "openai"), last_resort="Sorry.")
+    assert gate.depart(BODY).last_resort == "json"
+    departure = gate.depart(BODY.replace(b"{", b'{"stream":true,', 1))
+    assert departure.last_resort == "events"
+    assert '"content": "Sorry."' in departure.fail_body
+    for other in (gate.depart(BODY, endpoint=Endpoint.COUNT_TOKENS), Gate(engine("a", "openai")).depart(BODY)):
+        assert (other.last_resort, "upstream_failed" in other.fail_body) == ("", True)
+
+
+@pytest.mark.parametrize("unasked", [False, True])
+def test_a_last_resort_stands_in_for_a_refusal_only_where_the_route_says_so(*, unasked: bool) -> None:
+    """And only where nobody may be asked: who is over its quota, say, is told."""
+    gate = Gate(engine("a", "openai"), last_resort="Sorry.", unasked=unasked)
+    document = dialects.read(Endpoint.CHAT, BODY)
+    instead = gate.dispatch.instead(Rejected(Reason.NO_UPSTREAM), greeting(), document)
+    assert (instead is not None) == unasked
+    if instead is not None:
+        assert dict(instead[0]) == {"content-type": "application/json", "x-tidegate-last-resort": "true"}
+        assert json.loads(instead[1])["choices"][0]["message"]["content"] == "Sorry."
+    assert gate.dispatch.instead(Rejected(Reason.TENANT_QUOTA), greeting(), document) is None
+    assert gate.dispatch.instead(Rejected(Reason.NO_UPSTREAM), greeting(), None) is None

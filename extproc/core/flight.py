@@ -54,9 +54,9 @@ class Flight:
 
     allowance: what it took of its tenant, session and route. rates: dollars per upstream, where they are known. heard:
     the failed attempts (upstream and number) that were reported. hurried: its time limits are the caller's own, so that
-    a timeout says nothing about an upstream. used: tokens that it really used, once that is settled. cost: dollars that
-    it has cost so far; None as long as no price was known. timed: how long its first token took was told. Before
-    `depart` only `cancel` changes anything.
+    a timeout says nothing about an upstream. again: its only upstream may be asked a second time; tried: it was. used:
+    tokens that it really used, once that is settled. cost: dollars that it has cost so far; None as long as no price
+    was known. timed: how long its first token took was told. Before `depart` only `cancel` changes anything.
     """
 
     request: Request
@@ -71,6 +71,8 @@ class Flight:
     heard: set[tuple[str, int]] = field(default_factory=set)
     timed: bool = False
     hurried: bool = False
+    again: bool = False
+    tried: bool = False
     settled: bool = False
     used: Size | None = None
     cost: float | None = None
@@ -120,6 +122,8 @@ class Flight:
         """
         if upstream not in self.order or upstream in self._failed or upstream == self._served:
             return []
+        if self.again and not self.tried and not last:
+            return self._try_again(upstream, refund)
         self._failed.add(upstream)
         dollars = self._bill_input(upstream) if refund is Refund.INPUT_KEPT else 0.0
         changes = self._ask(upstream) + self._give_back(upstream, refund, dollars) + self._charge(dollars)
@@ -133,7 +137,9 @@ class Flight:
         return _net(changes)
 
     def served(self, upstream: str, usage: Usage | None, seen_output: int | None = None) -> list[Change]:
-        """`upstream` answered. usage None is unknown; then seen_output, if known, bounds the output of a cut answer."""
+        """`upstream` answered. usage None is unknown. seen_output: of an answer that was cut, where it is known; what
+        was reported in the middle of such a one may be less.
+        """
         if self.departed is None or self.settled:
             return []
         self.settled = True
@@ -168,6 +174,14 @@ class Flight:
             self._reserved.clear()
             return []
         return [change for name in list(self._reserved) for change in self._give_back(name, Refund.ALL)]
+
+    def _try_again(self, upstream: str, refund: Refund) -> list[Change]:
+        """The same upstream is asked once more: what it holds while it runs stays, tokens and requests anew."""
+        self.tried = True
+        dollars = self._bill_input(upstream) if refund is Refund.INPUT_KEPT else 0.0
+        changes = self._give_back(upstream, refund, dollars) + self._charge(dollars)
+        self._asked.discard(upstream)
+        return _net(changes + (self._ask(upstream) if self.settled else self._reserve(upstream)))
 
     def _move_to(self, upstream: str) -> list[Change]:
         self._at = upstream
@@ -275,7 +289,7 @@ def _settle(claim: Claim, actual: Size, *, upfront: bool) -> Change:
 def _actual(estimate: Size, usage: Usage | None, seen_output: int | None) -> Size:
     if usage is not None and usage.input is not None:
         if usage.output is not None:
-            return Size(usage.input, usage.output)
+            return Size(usage.input, max(usage.output, min(seen_output or 0, estimate.output)))
         return Size(usage.input, estimate.output if seen_output is None else min(seen_output, estimate.output))
     if seen_output is not None:
         return Size(estimate.input, min(seen_output, estimate.output))

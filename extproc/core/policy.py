@@ -318,7 +318,8 @@ class Route:
     """A model pattern (shell-style wildcards) and its chain of upstreams, first choice first.
 
     observe: share of its requests (0..1) that are decided upon but not held or refused. dollars: what all of them may
-    cost; a hard stop. shadow: names of limits that only count.
+    cost; a hard stop. shadow: names of limits that only count. last_resort: text that answers where every upstream
+    failed, None for an error; unasked: also where none may even be asked.
     """
 
     name: str
@@ -327,6 +328,8 @@ class Route:
     observe: float = 0.0
     dollars: Dollars = UNLIMITED
     shadow: frozenset[str] = frozenset()
+    last_resort: str | None = None
+    unasked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

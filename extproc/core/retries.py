@@ -10,6 +10,9 @@ A client whose patience ends leaves its place in line, and comes back a moment l
 kept for it (`Places`). So that a retry is not taken for that of another request with the same body, those who were
 refused or failed are remembered, too, without a place.
 
+A second attempt at the same upstream comes out of the same budget. Whether one is needed shows only later, so a request
+that may have one borrows it when it is let go, and says at its end whether it was used.
+
 Deliberately not here: copies that are still there when their retry comes (copies).
 """
 
@@ -57,15 +60,33 @@ class RetryBudget:
         """Let one retry wait: 0. Or, where nothing is left, the seconds after which this one may come back."""
         account = self._account(tenant, now)
         if account.earned + account.spare >= 1.0:
-            missing = max(0.0, 1.0 - account.earned)
-            account.earned = max(0.0, account.earned - 1.0)
-            account.spare -= missing
+            self._take(account)
             return 0.0
         rate = self._rules.least_per_s + self._rules.share * account.traffic / TAU_S
         if rate <= 0.0:
             return inf
         account.due = min(max(account.due, now) + 1.0 / rate, now + LONGEST_WAIT_S)
         return min(account.due - now, LONGEST_WAIT_S)
+
+    def lend(self, tenant: str, now: float) -> bool:
+        """Set a retry aside for a request that tells at its end whether it was used (`settle`). False: none is left."""
+        account = self._account(tenant, now)
+        if account.earned + account.spare - account.lent < 1.0:
+            return False
+        account.lent += 1
+        return True
+
+    def settle(self, tenant: str, now: float, *, used: bool) -> None:
+        """The request that one was set aside for has ended."""
+        account = self._account(tenant, now)
+        account.lent = max(0, account.lent - 1)
+        if used:
+            self._take(account)
+
+    def _take(self, account: _Account) -> None:
+        missing = max(0.0, 1.0 - account.earned)
+        account.earned = max(0.0, account.earned - 1.0)
+        account.spare = max(0.0, account.spare - missing)
 
     def _account(self, tenant: str, now: float) -> _Account:
         """The account as it is now; a new one pushes out the one that was used least recently."""
@@ -144,13 +165,16 @@ class Places:
 
 @dataclass(slots=True)
 class _Account:
-    """spare: what `least_per_s` gave. earned: what traffic gave. due: when the last one that was refused may come."""
+    """spare: what `least_per_s` gave. earned: what traffic gave. due: when the last one that was refused may come.
+    lent: set aside for requests that may need one.
+    """
 
     at: float
     spare: float
     earned: float = 0.0
     traffic: float = 0.0
     due: float = 0.0
+    lent: int = 0
 
 
 @dataclass(slots=True)

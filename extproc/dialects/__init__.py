@@ -11,6 +11,7 @@ from extproc.dialects.paths import endpoint_of, without_keys
 from extproc.dialects.rates import Reported, charged, reported, retry_after_s
 from extproc.dialects.reading import hides_usage, read, without_prompt
 from extproc.dialects.refusal import message_of, refuse
+from extproc.dialects.stand_in import signed, stand_in
 from extproc.dialects.usage import merge, usage_of
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "retry_after_s",
     "retry_count",
     "rewrite",
+    "signed",
+    "stand_in",
     "timeouts",
     "usage_of",
     "without_keys",

@@ -13,6 +13,7 @@ from extproc.dialects.rates import NAMES
 from extproc.render.names import (
     ATTEMPTS_LOG,
     ERROR_HEADER,
+    LAST_RESORT_HEADER,
     OUTCOMES_LOG,
     ROUTE,
     SERVICE_CLUSTER,
@@ -32,7 +33,7 @@ def outcomes() -> Data:
         "ttft_us": "%COMMON_DURATION(US_TX_BEG:US_RX_BODY_BEG:us)%",
         "ticket": f"%DYNAMIC_METADATA({ROUTE}:ticket)%",
     }
-    return _log(OUTCOMES_LOG, tags, ["retry-after"])
+    return _log(OUTCOMES_LOG, tags, ["retry-after", LAST_RESORT_HEADER])
 
 
 def attempts() -> Data:

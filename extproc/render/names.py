@@ -8,12 +8,16 @@ Metadata that the service writes at admission, namespace `llm.route` (all string
     cap           number: output tokens that the caller allowed; absent where it named none
     path          original path and query, `/v1/...`; absent for canaries
     dialect       "openai" or "anthropic"
+    again         bool: the only upstream of the order may be asked a second time
     stream        bool: a stream whose first token is due within `timeouts.stall_s`; silence as long as that ends it
     hide_usage    bool: the client did not ask for the usage chunk that its stream will have
     heads, width  {upstream: head}, number: the first `width` bytes of the body are replaced by that head and spaces
-    deadline_ms   number: time left, told to owned upstreams
+    deadline_ms   number: time left at departure, told to owned upstreams
+    per_try_ms    number: how long an attempt may take to begin its answer, where there is a deadline
+    began_ms, late  number, bool, by Lua at each attempt: when the first began, whether this one ends with the deadline
     queue_ms      time spent waiting, shown to the caller
     fail_body, fail_retry  body and retry-after of "every upstream failed"
+    last_resort   "json" or "events" where `fail_body` is an answer rather than an error, and such a one
 
 Metadata that Lua writes: `llm.tail`, what the answer said of itself (see `lua/usage.lua`), and `llm.limits`, the rate
 limit headers of the upstream that answered, by header name; the caller does not see those.
@@ -24,6 +28,7 @@ from __future__ import annotations
 __all__ = [
     "ATTEMPTS_LOG",
     "ERROR_HEADER",
+    "LAST_RESORT_HEADER",
     "LIMITS",
     "OUTCOMES_LOG",
     "PROBE_HEADER",
@@ -48,6 +53,8 @@ PROBE_HEADER = "x-tidegate-probe"
 
 ERROR_HEADER = "x-tg-err"
 """`type/code` of an upstream's error, for the attempts log."""
+LAST_RESORT_HEADER = "x-tidegate-last-resort"
+"""Marks an answer that stands in where no upstream answered."""
 STATUS_HEADER = "x-tg-status"
 """Status that the upstream really sent, where Lua replaced it so that the next one is tried."""
 WAIT_HEADER = "x-tg-wait"

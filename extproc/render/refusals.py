@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from extproc.core.refusal import Reason
 from extproc.core.request import Dialect
 from extproc.dialects import message_of
-from extproc.render.names import ROUTE
+from extproc.render.names import LAST_RESORT_HEADER, ROUTE
 from extproc.render.shape import Data, extension, set_header
 from extproc.settings import Settings
 
@@ -35,6 +35,10 @@ _REQUEST_ID = "%REQ(x-request-id)%"
 _FAIL_BODY = f"%DYNAMIC_METADATA({ROUTE}:fail_body)%"
 _DEADLINE = "response.code_details == 'response_timeout'"
 """The limit on a whole answer ran out; where the request had a deadline, that is the limit."""
+_LAST_TRY = "response.code_details == 'upstream_per_try_timeout'"
+"""The limit on the last attempt of a stream ran out; it is the deadline where that attempt was noted as `late`."""
+_KINDS = {"json": "application/json", "events": "text/event-stream"}
+"""Kinds of answers of last resort, and their content types."""
 _FAIL_RETRY = f"%DYNAMIC_METADATA({ROUTE}:fail_retry)%"
 _JITTER_MS = "%START_TIME(%3f)%"
 """Three digits behind whole seconds: the millisecond of a request's arrival, so that clients come back one by one."""
@@ -48,6 +52,7 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 _CODES = {429: "RATE_LIMIT_EXCEEDED", 503: "SERVER_OVERLOADED"}
+_OK = 200
 _SERVER_ERROR = 500
 
 
@@ -125,12 +130,31 @@ def local_replies(settings: Settings) -> Data:
         ("response.code >= 400 && response.code < 500 || response.code == 501", broken),
         ("response.code >= 500", failed),
     ]
-    late_answer = {
-        "and_filter": {"filters": [_unworded(_DEADLINE), _admitted_with("deadline_ms", {"present_match": True})]}
-    }
-    worded = [_worded(late_answer, late), *(_worded(_unworded(case), what) for case, what in cases)]
+    worded = [_worded(_late(), late), *(_worded(_unworded(case), what) for case, what in cases)]
     first, *others = worded
-    return {"mappers": [*first, _forecast(failed), *(mapper for mappers in others for mapper in mappers)]}
+    instead = _stand_ins() if any(route.last_resort for route in settings.routes) else []
+    return {"mappers": [*instead, *first, _forecast(failed), *(mapper for mappers in others for mapper in mappers)]}
+
+
+def _stand_ins() -> list[Data]:
+    """Answers where the operator wrote one for the route: dispatch put it in the place of the error."""
+    return [
+        _mapper(
+            [_unworded("response.code >= 400"), _admitted_with("last_resort", {"string_match": {"exact": kind}})],
+            _OK,
+            [set_header(LAST_RESORT_HEADER, "true")],
+            _FAIL_BODY,
+            content_type,
+        )
+        for kind, content_type in _KINDS.items()
+    ]
+
+
+def _late() -> Data:
+    """The caller's deadline passed: that of a whole answer, or of the last attempt of a stream."""
+    answer = [_unworded(_DEADLINE), _admitted_with("deadline_ms", {"present_match": True})]
+    stream = [_unworded(_LAST_TRY), _admitted_with("late", {"bool_match": True})]
+    return {"or_filter": {"filters": [{"and_filter": {"filters": both}} for both in (answer, stream)]}}
 
 
 def _forecast(refusal: _Refusal) -> Data:
@@ -159,18 +183,24 @@ def _worded(condition: Data, refusal: _Refusal) -> list[Data]:
     ]
 
 
-def _mapper(conditions: list[Data], status: int, headers: list[Data], body: str) -> Data:
+def _mapper(
+    conditions: list[Data], status: int, headers: list[Data], body: str, content_type: str = "application/json"
+) -> Data:
     condition = conditions[0] if len(conditions) == 1 else {"and_filter": {"filters": conditions}}
     return {
         "filter": condition,
         "status_code": status,
         "headers_to_add": headers,
-        "body_format_override": _json(body),
+        "body_format_override": _format(body, content_type),
     }
 
 
 def _json(body: str) -> Data:
-    return {"content_type": "application/json", "text_format_source": {"inline_string": body}}
+    return _format(body, "application/json")
+
+
+def _format(body: str, content_type: str) -> Data:
+    return {"content_type": content_type, "text_format_source": {"inline_string": body}}
 
 
 def _header(matcher: Data) -> Data:

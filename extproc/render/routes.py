@@ -71,10 +71,13 @@ def _admitted(settings: Settings) -> Iterator[Data]:
     stall, idle = settings.timeouts.stall_s, settings.gateway.idle_timeout_s
     streams = [_metadata("ticket", {"present_match": True}), _metadata("stream", {"bool_match": True})]
     tickets = [_metadata("ticket", {"present_match": True})]
-    yield _forward(settings, "stream", {**priced, "dynamic_metadata": streams}, stall)
-    yield _forward(settings, "answer", {**priced, "dynamic_metadata": tickets}, idle)
+    others = _next(len(settings.upstreams) - 1)
+    for kind, told, silence in (("stream", streams, stall), ("answer", tickets, idle)):
+        again = {**priced, "dynamic_metadata": [*told, _metadata("again", {"bool_match": True})]}
+        yield _forward(settings, f"{kind}-again", again, silence, _again())
+        yield _forward(settings, kind, {**priced, "dynamic_metadata": told}, silence, others)
     yield {
-        **_forward(settings, "other", {"prefix": "/", "dynamic_metadata": tickets}, idle, retried=False),
+        **_forward(settings, "other", {"prefix": "/", "dynamic_metadata": tickets}, idle, None),
         "typed_per_filter_config": {**_pass_through(), **_no_tail()},
     }
 
@@ -97,7 +100,7 @@ def _metadata(key: str, value: Data) -> Data:
     return {"filter": ROUTE, "path": [{"key": key}], "value": value}
 
 
-def _forward(settings: Settings, name: str, match: Data, idle_s: float, *, retried: bool = True) -> Data:
+def _forward(settings: Settings, name: str, match: Data, idle_s: float, retries: Data | None) -> Data:
     """A route to the upstreams, in the order that admission wrote, or as the settings list them."""
     groups = [{"name": name, "clusters": [{"cluster_name": name, "weight": 1}]} for name in settings.upstreams]
     specifier = extension(
@@ -114,7 +117,7 @@ def _forward(settings: Settings, name: str, match: Data, idle_s: float, *, retri
             "timeout": "0s",
             "idle_timeout": seconds(idle_s),
             "auto_host_rewrite": True,
-            **({"retry_policy": _retries(len(groups) - 1)} if retried else {}),
+            **({"retry_policy": retries} if retries else {}),
         },
         "request_headers_to_remove": list(_HIDDEN_FROM_UPSTREAMS),
         "response_headers_to_remove": list(_HIDDEN_FROM_CALLERS),
@@ -122,7 +125,7 @@ def _forward(settings: Settings, name: str, match: Data, idle_s: float, *, retri
     }
 
 
-def _retries(count: int) -> Data:
+def _next(count: int) -> Data:
     """The next upstream, at once. Admission lowers the count to its order with `x-envoy-max-retries`."""
     return {
         "retry_on": "5xx,reset,connect-failure,retriable-status-codes",
@@ -130,6 +133,18 @@ def _retries(count: int) -> Data:
         "num_retries": count,
         "refresh_cluster_on_retry": True,
         "retry_back_off": {"base_interval": "0.001s", "max_interval": "0.010s"},
+    }
+
+
+def _again() -> Data:
+    """The same upstream once more, after a moment, where the answer had not begun: a lost connection, a first token
+    that did not come, or an overload that may be over. Whatever else it said it would say again.
+    """
+    return {
+        "retry_on": "reset,connect-failure,retriable-status-codes",
+        "retriable_status_codes": [503],
+        "num_retries": 1,
+        "retry_back_off": {"base_interval": "0.100s", "max_interval": "0.200s"},
     }
 
 

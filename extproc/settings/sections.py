@@ -565,6 +565,14 @@ class UpstreamSettings(Purse):
         )
 
 
+class LastResortSettings(Section):
+    """A text of yours that answers, marked as such, where an error would."""
+
+    text: Annotated[str, Field(min_length=1)]
+    no_upstream: bool = False
+    """Also where no upstream may even be asked (`no_upstream`); else only where all that were asked failed."""
+
+
 class RouteSettings(Purse):
     """Which upstreams serve which models, first choice first; and what all of it may cost, a hard stop."""
 
@@ -576,6 +584,23 @@ class RouteSettings(Purse):
     """Set to accept that the chain does not end on something you own: a provider outage is then your outage."""
     shadow: tuple[Literal["usd_per_hour", "usd_per_day", "usd_per_month"], ...] = ()
     """Limits that only count what they would have stopped."""
+    last_resort: LastResortSettings | None = None
+    """Answers when the whole chain has failed; counts as an end that you own."""
+
+    def rules(self, name: str, observe: float) -> core.Route:
+        """The route as the core knows it."""
+        last = self.last_resort
+        text, unasked = (last.text, last.no_upstream) if last else (None, False)
+        return core.Route(
+            name,
+            self.models,
+            self.chain,
+            max(self.observe, observe),
+            dollars=self.dollars,
+            shadow=frozenset(self.shadow),
+            last_resort=text,
+            unasked=unasked,
+        )
 
 
 class LaneSettings(Section):

@@ -101,17 +101,7 @@ class Settings(Section):
         names = tuple(self.lanes)
         return core.Policy(
             upstreams={name: upstream.rules(name) for name, upstream in self.upstreams.items()},
-            routes=tuple(
-                core.Route(
-                    _route_name(i, r),
-                    r.models,
-                    r.chain,
-                    max(r.observe, self.observe),
-                    dollars=r.dollars,
-                    shadow=frozenset(r.shadow),
-                )
-                for i, r in enumerate(self.routes)
-            ),
+            routes=tuple(r.rules(_route_name(i, r), self.observe) for i, r in enumerate(self.routes)),
             lanes={name: _lane(name, rank, lane) for rank, (name, lane) in enumerate(self.lanes.items())},
             tenants={
                 name: _tenant(name, t, names)
@@ -157,10 +147,10 @@ class Settings(Section):
             if len(set(route.chain)) < len(route.chain):
                 yield f"routes[{i}].chain: names an upstream twice"
             last = self.upstreams.get(route.chain[-1])
-            if last is not None and not last.owned and not route.acknowledge_unowned:
+            if last is not None and not (last.owned or route.last_resort or route.acknowledge_unowned):
                 yield (
                     f"routes[{i}].chain: ends on {route.chain[-1]!r}, which is not owned; end on an upstream with "
-                    "owned: true, or set acknowledge_unowned: true on this route"
+                    "owned: true, or set last_resort or acknowledge_unowned: true on this route"
                 )
             yield from self._unlimited(i, route)
             for limit in route.shadow:

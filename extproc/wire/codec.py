@@ -32,6 +32,8 @@ TAIL = "llm.tail"
 """Metadata namespace where Envoy's response filters note what they saw."""
 LIMITS = "llm.limits"
 """Metadata namespace where they note the rate limit headers of the upstream that answered."""
+LAST_RESORT = "x-tidegate-last-resort"
+"""Header of an answer that stands in where every upstream failed."""
 WAIT = "x-tg-wait"
 """Where they put how long an error says to wait in its body."""
 JWT = "envoy.filters.http.jwt_authn"
@@ -72,7 +74,7 @@ def departure(going: Departure, asked: str) -> bytes:
     common.clear_route_cache = True
     mutation = common.header_mutation
     # Envoy acts on clear_route_cache only together with a header mutation: the retry count always is one.
-    _set(mutation.set_headers, "x-envoy-max-retries", str(len(going.order) - 1))
+    _set(mutation.set_headers, "x-envoy-max-retries", str(len(going.order) - 1 + going.again))
     if going.per_try_s is not None:
         _set(mutation.set_headers, "x-envoy-upstream-rq-per-try-timeout-ms", _ms(going.per_try_s))
     if going.total_s is not None:
@@ -126,14 +128,19 @@ def record(entry: HttpAccessLogEntry) -> Record | None:
 
 
 def _write_route(route: Struct, going: Departure) -> None:
-    route.CopyFrom(_frame(going.order, going.dialect, going.fail_retry_s, going.stream, going.hide_usage))
+    frame = _frame(going.order, going.dialect, going.fail_retry_s, going.stream, going.hide_usage, going.last_resort)
+    route.CopyFrom(frame)
     fields = route.fields
     fields["ticket"].string_value = going.ticket
     fields["path"].string_value = going.path
     fields["queue_ms"].string_value = str(going.queue_ms)
     fields["fail_body"].string_value = going.fail_body
+    if going.again:
+        fields["again"].bool_value = True
     if going.deadline_ms is not None:
         fields["deadline_ms"].number_value = going.deadline_ms
+        if going.per_try_s is not None:
+            fields["per_try_ms"].number_value = int(going.per_try_s * 1000)
     if going.heads:
         fields["width"].number_value = going.width
         heads = fields["heads"].struct_value.fields
@@ -147,7 +154,14 @@ def _write_route(route: Struct, going: Departure) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _frame(order: tuple[str, ...], dialect: str, retry_s: int, stream: bool, hide_usage: bool) -> Struct:  # noqa: FBT001
+def _frame(
+    order: tuple[str, ...],
+    dialect: str,
+    retry_s: int,
+    stream: bool,  # noqa: FBT001 - the cache is faster without names
+    hide_usage: bool,  # noqa: FBT001 - same
+    last_resort: str,
+) -> Struct:
     """What many departures have in common; copied, never changed."""
     frame = Struct()
     groups = frame.fields["priority_groups"].list_value.values
@@ -155,6 +169,8 @@ def _frame(order: tuple[str, ...], dialect: str, retry_s: int, stream: bool, hid
         groups.add().struct_value.fields["name"].string_value = name
     frame.fields["dialect"].string_value = dialect
     frame.fields["fail_retry"].string_value = str(retry_s)
+    if last_resort:
+        frame.fields["last_resort"].string_value = last_resort
     for name, flag in (("stream", stream), ("hide_usage", hide_usage)):
         if flag:
             frame.fields[name].bool_value = True
@@ -169,7 +185,11 @@ def _set(headers: Iterable[HeaderValueOption], name: str, value: str) -> None:
 
 
 def _status(response: HttpResponseProperties) -> int:
-    """What the upstream really sent where a filter made it a failure; an error under 200 stays the failure it is."""
+    """What the upstream really sent where a filter made it a failure; an error under 200 stays the failure it is, and
+    an answer of last resort means that there was none.
+    """
+    if LAST_RESORT in response.response_headers:
+        return 503
     sent = response.response_headers.get("x-tg-status", "")
     return int(sent) if sent.isdigit() and int(sent) >= 400 else response.response_code.value  # noqa: PLR2004
 

@@ -557,3 +557,57 @@ def _check_upstream(book: Book, name: str, actual: Size | None, cut: bool) -> No
             assert amount in ((once, once + before) if cut else (once,))
         else:
             assert amount in (0, getattr(Size(ESTIMATE.input, 0), kind), own[kind])
+
+
+@pytest.mark.parametrize(("refund", "paid"), [(Refund.ALL, 0), (Refund.UNSENT, 0), (Refund.INPUT_KEPT, 60)])
+def test_an_only_upstream_may_be_asked_a_second_time(refund: Refund, paid: int) -> None:
+    """Its slot stays taken; tokens of the first attempt come back by how it failed, and the second is charged anew."""
+    book = departed("a")
+    book.flight.again = True
+    assert book.apply(book.flight.attempt_failed("a", refund)) == (refund is not Refund.UNSENT)
+    sent = 1 if refund is Refund.UNSENT else 2
+    assert book.at("a") == {"slots": 1, "kv": 70, "total": 100 + paid, "requests": sent}
+    book.apply(book.flight.served("a", Usage(input=50, output=10)))
+    book.apply(book.flight.land(1002.0))
+    assert book.at("a") == {"total": 60 + paid, "requests": sent}
+    assert book.dollars() == pytest.approx(cost(RATES["a"], Size(paid, 0)) + cost(RATES["a"], Size(50, 10)))
+    assert not book.flight.open_books
+
+
+def test_a_second_attempt_that_fails_ends_it() -> None:
+    """There is no third, and all that the upstream does not bill comes back."""
+    book = departed("a")
+    book.flight.again = True
+    for _ in range(2):
+        assert book.apply(book.flight.attempt_failed("a", Refund.ALL))
+    assert not book.apply(book.flight.attempt_failed("a", Refund.ALL))
+    book.apply(book.flight.unserved())
+    book.apply(book.flight.land(1002.0))
+    assert book.at("a") == {"requests": 2}
+    assert not book.flight.open_books
+
+
+def test_an_attempt_that_is_not_made_again_is_the_last() -> None:
+    """It failed in a way that the router does not try again."""
+    book = departed("a")
+    book.flight.again = True
+    book.apply(book.flight.attempt_failed("a", Refund.ALL, last=True))
+    assert book.at("a") == {"requests": 1}
+
+
+def test_a_first_attempt_that_is_heard_of_late_only_counts_as_a_request() -> None:
+    """The outcome was known before: nobody was served, and nothing is reserved any more for a second time."""
+    book = departed("a")
+    book.flight.again = True
+    book.apply(book.flight.unserved())
+    book.apply(book.flight.attempt_failed("a", Refund.ALL))
+    assert book.at("a") == {"slots": 1, "kv": 70, "requests": 2}
+    book.apply(book.flight.land(1002.0))
+    assert book.at("a") == {"requests": 2}
+
+
+def test_of_a_broken_answer_what_was_seen_counts_where_less_was_reported() -> None:
+    """Anthropic's first event reports one token of output, however many follow."""
+    book = departed("a")
+    book.apply(book.flight.served("a", Usage(input=60, output=1), seen_output=30))
+    assert book.at("a")["total"] == 90

@@ -215,3 +215,29 @@ def test_nothing_is_left_of_random_traffic() -> None:
         assert len(places) <= 50
     places.claim("f0", now + KEPT_S)
     assert len(places) == 0
+
+
+def test_what_is_lent_is_there_only_once() -> None:
+    """Requests that may be tried again borrow from what may wait; what they did not use is there for others."""
+    budget = RetryBudget(RetryRules(share=0.0, least_per_s=0.2))
+    assert [budget.lend("t", 0.0) for _ in range(3)] == [True, True, False]
+    budget.settle("t", 0.0, used=False)
+    assert budget.lend("t", 0.0)
+    budget.settle("t", 0.0, used=True)
+    budget.settle("t", 0.0, used=True)
+    assert not budget.lend("t", 0.0)
+    assert budget.spend("t", 0.0) > 0
+    budget.settle("t", 0.0, used=True)  # of an account that was forgotten meanwhile
+    assert budget.lend("t", 60.0)
+
+
+def test_second_attempts_are_a_share_of_the_traffic() -> None:
+    """All fail, each borrows, each uses it: a tenth is tried again, and what is given in any case."""
+    budget, again, seconds = RetryBudget(RetryRules(share=0.1, least_per_s=1.0)), 0, 100
+    for tick in range(seconds * 50):
+        now = tick / 50
+        budget.came("t", now)
+        if budget.lend("t", now):
+            again += 1
+            budget.settle("t", now, used=True)
+    assert again == pytest.approx(seconds * (0.1 * 50 + 1.0), rel=0.1)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from extproc.stack import Stack
 from tests.e2e.conftest import Gate, chat
 
 SLOW = {"x-fake-fault": "slow-first-token;s=3", "x-request-timeout-ms": "200"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("path", "model"), [("/v1/chat/completions", "gpt-5"), ("/v1/messages", "claude")])
-def test_an_answer_that_is_late_is_refused_as_late(gate: Gate, path: str, model: str) -> None:
+def test_an_answer_that_is_late_is_refused_as_late(gate: Gate, path: str, model: str, *, stream: bool) -> None:
     """504 `deadline_passed` in the caller's dialect, no retry, and no breaker counts it however often it happens."""
     stack = gate()
     for _ in range(4):
-        answer = httpx.post(f"{stack.url}{path}", json=chat(model=model), headers=SLOW, timeout=10)
+        answer = httpx.post(f"{stack.url}{path}", json=chat(model=model, stream=stream), headers=SLOW, timeout=10)
         assert (answer.status_code, answer.headers["x-tidegate-reason"]) == (504, "deadline_passed")
         assert answer.headers["x-should-retry"] == "false"
         assert answer.json()["error"]["reason"] == "deadline_passed"
@@ -51,3 +53,24 @@ def test_time_left_is_told_to_upstreams_that_are_owned_only(gate: Gate) -> None:
     assert httpx.post(f"{stack.url}/v1/chat/completions", json=chat(), headers=faults).status_code == 200
     (seen,) = stack.record("local")["requests"]
     assert 1 <= int(seen["headers"]["x-request-timeout-ms"]) <= 9000
+
+
+def test_a_stream_that_fails_before_its_deadline_is_not_late(gate: Gate) -> None:
+    """Its last attempt was refused, or had only its share of the time, when others had failed at once: that is told as
+    what it is, and may be tried again.
+    """
+    stack = gate()
+    for fault in ("503", "silence;provider=local"):
+        stack.kill("backup") if fault != "503" else None
+        headers = {"x-fake-fault": fault, "x-request-timeout-ms": "1500"}
+        post_fault(stack, "primary")
+        answer = httpx.post(f"{stack.url}/v1/chat/completions", json=chat(stream=True), headers=headers, timeout=10)
+        assert (answer.status_code, answer.headers["x-tidegate-reason"]) == (503, "upstream_failed")
+        assert answer.headers["x-should-retry"] == "true"
+        assert answer.headers["x-tidegate-attempts"] == "3"
+        assert answer.elapsed.total_seconds() < 1.4
+
+
+def post_fault(stack: Stack, name: str) -> None:
+    """Let the next request at a fake be refused."""
+    httpx.post(f"{stack.fakes[name].where}/admin/fault", json={"fault": "503", "count": 1}).raise_for_status()

@@ -53,3 +53,12 @@ def test_a_wait_that_only_the_body_tells_counts_where_no_header_does(headers: di
     found = record(entry(x__tg__wait="22s", **headers))
     assert found is not None
     assert found.headers["retry-after"] == told
+
+
+def test_an_answer_of_last_resort_is_no_upstreams() -> None:
+    """Its status is the caller's; what became of the request is that everybody failed."""
+    one = entry(x__tidegate__last__resort="true")
+    one.response.response_code.value = 200
+    found = record(one)
+    assert found is not None
+    assert found.status == 503

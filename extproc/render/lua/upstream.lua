@@ -29,12 +29,22 @@ local function put_head(handle, head, width)
   if body:getBytes(0, width) ~= own then body:setBytes(own .. body:getBytes(width, body:length() - width)) end
 end
 
+-- Milliseconds left of the caller's deadline. Notes whether this attempt ends with it, so that it can be told as that.
+local function time_left(handle, route)
+  local metadata, now = handle:streamInfo():dynamicMetadata(), tonumber(handle:timestamp())
+  if not route.began_ms then metadata:set("llm.route", "began_ms", now) end
+  local left = math.max(1, route.deadline_ms - (now - (route.began_ms or now)))
+  if route.per_try_ms then metadata:set("llm.route", "late", route.per_try_ms >= left * 0.95) end
+  return left
+end
+
 function envoy_on_request(handle)
   local route = route_of(handle)
   local headers = handle:headers()
   headers:replace(":path", own_path(route.path or headers:get(":path")))
-  if SELF.owned and route.deadline_ms then
-    headers:replace("x-request-timeout-ms", string.format("%d", route.deadline_ms))
+  local left = route.deadline_ms and time_left(handle, route)
+  if SELF.owned and left then
+    headers:replace("x-request-timeout-ms", string.format("%d", left))
   else
     headers:remove("x-request-timeout-ms")
   end
@@ -131,11 +141,12 @@ local function wait_in(s)
   return seconds and sub(seconds, 1, 9) .. "s"
 end
 
--- Lets the router take this answer for a failure; what it really was stays for the log.
+-- Lets the router take this answer for a failure; what it really was stays for the log. Where the only upstream of the
+-- order may be asked a second time, that is for 503 only, and what is said here would be said again.
 local function next_please(handle, status)
   local headers = handle:headers()
   headers:replace("x-tg-status", tostring(status))
-  headers:replace(":status", "503")
+  headers:replace(":status", route_of(handle).again and "502" or "503")
 end
 
 -- The answer goes to the caller: what it says about the limits of our account goes to the service instead.
