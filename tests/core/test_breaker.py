@@ -168,16 +168,14 @@ class Step(NamedTuple):
     chance: float
 
 
-steps = st.lists(
-    st.builds(
-        Step,
-        st.sampled_from([*Outcome, *Outcome, *Signal]),
-        st.one_of(st.floats(0, 10), st.floats(-100, 100)),
-        st.floats(0, 60),
-        st.floats(0, 1, exclude_max=True),
-    ),
-    max_size=60,
+STEP = st.builds(
+    Step,
+    st.sampled_from([*Outcome, *Outcome, *Signal]),
+    st.one_of(st.floats(0, 10), st.floats(-100, 100), st.just(1e5)),
+    st.floats(0, 60),
+    st.floats(0, 1, exclude_max=True),
 )
+steps = st.lists(STEP, max_size=60)
 
 
 @given(steps)
@@ -583,3 +581,61 @@ def test_the_largest_class_has_no_end() -> None:
     shut = answers(breaker, *[Evidence(prompt=1_000_000, malformed=True)] * 5)
     assert shut[-1] == "64000-"
     assert breaker.sizes.verdict.requests == ()
+
+
+# Whatever happens.
+
+EVIDENCE = st.builds(
+    Evidence,
+    request=st.sampled_from(["", "r1", "r2"]),
+    prompt=st.sampled_from([0, 999, 1_000, 20_000, 70_000]),
+    first_token_s=st.none() | st.floats(0, 100),
+    malformed=st.booleans(),
+    model=st.sampled_from(["m", "n"]),
+    gave_up=st.booleans(),
+)
+TOUCHY = BreakerRules(
+    errors=RatioRules(0.5, 10.0, 4), slow=SlowRules(volume=4, window_s=10.0), malformed=RatioRules(0.3, 10.0, 2)
+)
+
+
+@given(st.lists(st.tuples(STEP, EVIDENCE), max_size=120))
+def test_with_every_sign_on_it_moves_only_by_its_table_and_never_on_old_news(
+    history: list[tuple[Step, Evidence]],
+) -> None:
+    """With clocks that jump, results out of order, and every kind of evidence; a window is never less than its start,
+    a rest never in the past, and a class that is kept away is shut once.
+    """
+    breaker, now = Breaker(TOUCHY), 0.0
+    for (what, jump, age, chance), evidence in history:
+        now += jump
+        before, shut = copy(breaker), breaker.sizes.shut
+        if isinstance(what, Outcome):
+            told = breaker.sizes.record(evidence, began=now - age, now=now, chance=chance)
+            assert not told or (told not in shut and told in breaker.sizes.shut)
+            moved = breaker.record(what, began=now - age, now=now, chance=chance, evidence=evidence)
+            assert breaker.state is (TABLE[before.state, SICK] if moved else before.state)
+            assert not moved or (breaker.verdict.sign and now - age >= before.since and before.state in (C, R))
+        elif (before.state, what) in TABLE:
+            breaker.move(what, now=now, chance=chance)
+            assert breaker.state is TABLE[before.state, what]
+        breaker.sizes.rested(now)
+        if breaker.state is R:
+            assert breaker.window(now) >= TOUCHY.ramp_from
+        if breaker.state is O and before.state is not O:
+            assert breaker.rests_until >= now + TOUCHY.cool_down_s
+
+
+@given(st.floats(0, 600), st.floats(0, 5), st.floats(0, 1, exclude_max=True))
+def test_a_healthy_upstream_is_used_again_within_half_a_minute(outage_s: float, probe_s: float, chance: float) -> None:
+    """However long it was down, whatever the jitter, and though every failed probe took its five seconds."""
+    breaker, now = Breaker(), 0.0
+    breaker.move(SICK, now=now, chance=chance)
+    while breaker.state is not R:
+        now = breaker.rests_until
+        breaker.move(RESTED, now=now, chance=chance)
+        answered = now >= outage_s
+        now += 0.1 if answered else probe_s
+        breaker.move(PROBE_OK if answered else PROBE_FAILED, now=now, chance=chance)
+    assert breaker.allows(0, now)
+    assert now - outage_s <= 30

@@ -297,6 +297,21 @@ async def test_slow_first_tokens_open_it_without_any_error(gate: Gate) -> None:
     assert (told["sign"], told["numbers"]["first_token_s"] > 2) == ("slow", True)
 
 
+def test_a_first_token_is_known_while_its_answer_still_runs(gate: Gate) -> None:
+    """A long answer does not hide for long that it began late."""
+    stack = gate(upstreams={"primary": {"concurrency": 100, "fake": {"first_token_s": 0.01}}})
+    for _ in range(22):
+        assert post(stack, body=chat(stream=True)).status_code == 200
+    books_balance(stack)
+    timed = until(lambda: breaker(stack).get("timed"))
+    HTTP.post(f"{stack.fakes['primary'].where}/admin/settings", json={"output_tokens_per_s": 1}).raise_for_status()
+    with HTTP.stream("POST", stack.url + CHAT, json={**chat(stream=True), "max_tokens": 400}) as answer:
+        lines = answer.iter_lines()
+        assert next(lines)
+        until(lambda: breaker(stack)["timed"] > timed, within_s=15)
+        assert stack.state()["flying"] == 1
+
+
 def test_an_engine_is_asked_for_its_health_first(stack: Stack, crowded: Upstream) -> None:
     """Through Envoy, with the upstream forced; then the same call as any."""
     crowded.received.clear()
