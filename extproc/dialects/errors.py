@@ -175,8 +175,8 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(402, "*", "*", _TERMINAL),
         Row(0, "billing_error", "*", _TERMINAL),
         Row(0, "*", "enforced_spend_limit_reached", _TERMINAL),
-        Row(400, "*", "credit_balance_too_low", _TERMINAL),  # these four are what our filter read in a message
-        Row(400, "*", "spend_limit_reached", _TERMINAL),
+        Row(0, "*", "credit_balance_too_low", _TERMINAL),  # these four are what our filter read in a message
+        Row(0, "*", "spend_limit_reached", _TERMINAL),
         Row(0, "*", "API_KEY_INVALID", _CREDENTIAL),
         Row(0, "*", "invalid_api_key", _CREDENTIAL),
         Row(0, "authentication_error", "*", _CREDENTIAL),

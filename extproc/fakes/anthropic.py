@@ -65,7 +65,14 @@ def _prompt_tokens(body: Mapping[str, Any]) -> int:
 def _write_message(answer: Answer) -> bytes:
     text = answer.text()
     content = [{"type": "text", "text": text}] if text else []
+    if _only_thinks(answer):
+        content = [{"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}]
     return dumps(_message(answer, content, _FINISH[answer.finish], answer.completion_tokens))
+
+
+def _only_thinks(answer: Answer) -> bool:
+    """Tell whether thoughts are all there is; where there is text they are not shown."""
+    return bool(answer.reasoning_tokens) and not answer.visible_tokens
 
 
 def _write_count(answer: Answer) -> bytes:
@@ -103,7 +110,12 @@ def _script_message(answer: Answer) -> Script:
     # The first usage tells the input, and an output of one token at most; the last one is cumulative.
     start = _message(answer, [], None, min(1, answer.completion_tokens))
     block = {"index": 0, "content_block": {"type": "text", "text": ""}}
-    opening = _event("message_start", {"message": start}) + _event("content_block_start", block) + _event("ping", {})
+    opening = _event("message_start", {"message": start})
+    if _only_thinks(answer):
+        block = {"index": 0, "content_block": {"type": "thinking", "thinking": "", "signature": ""}}
+    opening += _event("content_block_start", block) + _event("ping", {})
+    if _only_thinks(answer):
+        opening += _event("content_block_delta", {"index": 0, "delta": {"type": "thinking_delta", "thinking": "Hm."}})
     before = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta",'
     delta = {"stop_reason": _FINISH[answer.finish], "stop_sequence": None}
     usage = _usage(answer, answer.completion_tokens)

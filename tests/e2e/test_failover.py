@@ -169,9 +169,9 @@ def ask(stack: Stack, dialect: str, fault: str | None = None, *, stream: bool, m
     raw = client.messages.with_raw_response.create(**options, stream=stream)
     if not stream:
         said = raw.parse()
-        return Got("".join(block.text for block in said.content), said.stop_reason, raw.headers)
+        return Got("".join(block.text for block in said.content if block.type == "text"), said.stop_reason, raw.headers)
     events = list(raw.parse())
-    text = "".join(e.delta.text for e in events if e.type == "content_block_delta")
+    text = "".join(e.delta.text for e in events if e.type == "content_block_delta" and e.delta.type == "text_delta")
     return Got(text, next((e.delta.stop_reason for e in events if e.type == "message_delta"), None), raw.headers)
 
 
@@ -224,14 +224,16 @@ class Meter:
         return int(now - before if key is None else now.get(key, 0) - before.get(key, 0))
 
 
-REFUSED = ["500", "503", "529", "429;retry-after=5", "429-bare", "reset", "401", "403", "billing", "context-length"]
+REFUSED = ["500", "503", "529", "429;retry-after=5", "429-bare", "slow-down", "reset", "context-length", "404", "413"]
+OUR_ACCOUNT = ["401", "402", "403", "billing", "spend-limit", "error-200;billing"]
 
 
-@pytest.mark.parametrize("fault", [*REFUSED, "error-200"])
+@pytest.mark.parametrize("fault", [*REFUSED, *OUR_ACCOUNT, "error-200", "html-200"])
 @pytest.mark.parametrize(("dialect", "stream"), CASES)
 def test_a_refusal_moves_on_within_the_request(stack: Stack, dialect: str, fault: str, *, stream: bool) -> None:
-    """Overload, pace, a broken connection, our own key or credit, a window that is too small, an error under 200: the
-    backup answers, the client notices nothing, each upstream was asked once, and a retry-after is not waited for.
+    """Overload, pace, a broken connection, our own key or credit, a window that is too small, a model that is not
+    there, an error or a page under 200: the backup answers, the client notices nothing, each upstream was asked once,
+    and a retry-after is not waited for.
     """
     meter, began = Meter(stack), time.monotonic()
     got = ask(stack, dialect, f"{fault};provider=primary", stream=stream)
@@ -442,7 +444,7 @@ def test_json_answers_have_no_first_token_limit(stack: Stack, fault: str) -> Non
     assert counts(stack, "backup") == [0]
 
 
-@pytest.mark.parametrize("fault", ["401", "403", "billing"])
+@pytest.mark.parametrize("fault", OUR_ACCOUNT)
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
 def test_words_about_our_account_never_reach_a_caller(stack: Stack, dialect: str, fault: str) -> None:
     """Our key or our credit is refused everywhere: the caller is told that nobody could answer, not a word of why."""
@@ -451,8 +453,46 @@ def test_words_about_our_account_never_reach_a_caller(stack: Stack, dialect: str
     )
     assert (refused.status_code, refused.headers["x-tidegate-reason"]) == (503, "upstream_failed")
     assert counts(stack, *CHAIN) == [1, 1, 1]
-    said = (refused.text + str(refused.headers)).lower()
-    assert not [word for word in ("key", "credit", "quota", "billing", "permission", "x-tg-") if word in said]
+    assert not about_us(refused.text + str(refused.headers))
+
+
+def about_us(said: str) -> list[str]:
+    """What of it speaks of an account, or is a header of ours."""
+    words = ("key", "credit", "quota", "billing", "payment", "balance", "spend", "permission", "x-tg-")
+    return [word for word in words if word in said.lower()]
+
+
+@pytest.mark.parametrize("fault", ["error-first;billing", "error-later;billing"])
+@pytest.mark.parametrize(("dialect", "path"), [("openai", CHAT), ("anthropic", MESSAGES)])
+def test_not_inside_a_stream_either(stack: Stack, dialect: str, path: str, fault: str) -> None:
+    """An error event about our account is replaced: the SDK raises, and hears only that the answer ended early. It
+    counts as a failure of that upstream.
+    """
+    sound(stack, dialect)
+    headers = {"x-fake-fault": f"{fault};provider=primary"}
+    raw = HTTP.post(stack.url + path, json=chat(stream=True), headers=headers)
+    assert (raw.status_code, about_us(raw.text)) == (200, [])
+    error = openai.APIError if dialect == "openai" else anthropic.APIError
+    with pytest.raises(error, match="ended its answer early"):
+        ask(stack, dialect, f"{fault};provider=primary", stream=True)
+    assert counts(stack, *CHAIN) == [3, 0, 0]
+    until(lambda: failures(stack) == 2)
+
+
+@pytest.mark.parametrize(("dialect", "path"), [("openai", CHAT), ("anthropic", MESSAGES)])
+@pytest.mark.parametrize("fault", ["prefill", "error-200;filter"])
+def test_what_the_request_itself_is_refused_for_is_passed_on(stack: Stack, dialect: str, path: str, fault: str) -> None:
+    """In the provider's own words and as an error, whatever status they came under; nobody else is asked, and it counts
+    against nobody.
+    """
+    sound(stack, dialect)
+    begun = {**chat(), "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "{"}]}
+    told = HTTP.post(stack.fakes["primary"].where + path, json=begun, headers={"x-fake-fault": fault})
+    got = HTTP.post(stack.url + path, json=begun, headers={"x-fake-fault": f"{fault};provider=primary"})
+    assert (got.status_code, got.json()["error"]) == (400, told.json()["error"])
+    assert counts(stack, "backup", "local") == [0, 0]
+    books_balance(stack)
+    assert failures(stack) == 0
 
 
 def test_a_402_is_our_account_too(stack: Stack, vendors: dict[str, Upstream]) -> None:
@@ -606,8 +646,9 @@ BROKEN = r"peer closed connection|Connection error"
 
 
 def sound(stack: Stack, dialect: str) -> None:
-    """One good answer of the primary, so that its failures are counted from zero."""
+    """One good answer of the primary, and heard of, so that its failures are counted from zero."""
     ask(stack, dialect, stream=True)
+    books_balance(stack)
     until(lambda: failures(stack) == 0)
 
 
@@ -678,6 +719,45 @@ def test_short_answers_move_on_where_they_can(stack: Stack, dialect: str, fault:
     got = ask(stack, dialect, f"{fault};provider=primary", stream=True)
     assert (len(got.text.split()), got.way) == (length, ("primary", "primary", 1))
     assert got.finish
+
+
+@pytest.mark.parametrize("fault", ["truncated", "empty", "malformed"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("dialect", "path"), [("openai", CHAT), ("anthropic", MESSAGES)])
+def test_failures_that_look_like_success_count(
+    stack: Stack, dialect: str, path: str, fault: str, *, stream: bool
+) -> None:
+    """In a stream they can only be counted; a JSON answer is asked for elsewhere as well."""
+    sound(stack, dialect)
+    headers = {"x-fake-fault": f"{fault};provider=primary"}
+    got = HTTP.post(stack.url + path, json=chat(stream=stream), headers=headers)
+    assert got.headers["x-tidegate-upstream"] == ("primary" if stream else "backup")
+    until(lambda: failures(stack) == 1)
+
+
+@pytest.mark.parametrize("fault", ["reasoning-only", "content-filter;finish", "no-done"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+def test_answers_that_only_look_like_failures(stack: Stack, dialect: str, fault: str, *, stream: bool) -> None:
+    """Nothing to read because all was thought, or because a filter stopped it; a finish without an end: all of them are
+    answers, are asked for once, and count as good.
+    """
+    sound(stack, dialect)
+    ask(stack, dialect, "503;provider=primary", stream=stream)
+    until(lambda: failures(stack) == 1)
+    assert ask(stack, dialect, f"{fault};provider=primary", stream=stream).way == ("primary", "primary", 1)
+    until(lambda: failures(stack) == 0)
+
+
+def test_a_tool_call_is_an_answer(stack: Stack, vendors: dict[str, Upstream]) -> None:
+    """Without a word of text."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    choice = {"message": {"role": "assistant", "content": None, "tool_calls": [call]}, "finish_reason": "tool_calls"}
+    for finish in ("tool_calls", "stop"):
+        body = json.dumps({"choices": [{**choice, "finish_reason": finish}]}).encode()
+        vendors["azure"].answers.append((200, {}, body))
+        got = HTTP.post(stack.url + CHAT, json={**chat(), "model": "vendors-0"})
+        assert (got.content, got.headers["x-tidegate-upstream"]) == (body, "azure")
 
 
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])

@@ -401,6 +401,10 @@ async def test_reasoning_only(fake: Fake) -> None:
     assert answer.usage is not None
     assert answer.usage.completion_tokens_details is not None
     assert answer.usage.completion_tokens_details.reasoning_tokens == 20
+    asked: Any = {"model": "c", "messages": HI, "max_tokens": 9, "extra_headers": fault("reasoning-only")}
+    assert [block.type for block in (await fake.anthropic.messages.create(**asked)).content] == ["thinking"]
+    async with fake.anthropic.messages.stream(**asked) as stream:
+        assert [block.type for block in (await stream.get_final_message()).content] == ["thinking"]
 
 
 async def test_prefill_is_refused_where_there_is_one(fake: Fake) -> None:

@@ -153,7 +153,7 @@ SENT = [
     Sent("azure", 503, azure("Try later.", "ServiceUnavailable"), OVERLOAD),
     Sent("azure", 401, azure("Access denied due to invalid subscription key.", "401"), CREDENTIAL),
     Sent("azure", 401, {"statusCode": 401, "message": "Token is missing or invalid."}, CREDENTIAL),
-    Sent("azure", 404, azure("The API deployment does not exist.", "DeploymentNotFound"), CREDENTIAL),
+    Sent("azure", 404, azure("The API deployment does not exist.", "DeploymentNotFound"), CREDENTIAL, missing=True),
     Sent(
         "azure",
         400,
@@ -224,7 +224,7 @@ SENT = [
     Sent("gemini", 404, gemini("No such model.", 404, "NOT_FOUND"), CLIENT, missing=True),
     Sent("vllm", 503, vllm("Too many requests wait.", "ServiceUnavailableError", 503), OVERLOAD),
     Sent("vllm", 429, b"", OVERLOAD),
-    Sent("vllm", 404, vllm("The model `x` does not exist.", "NotFoundError", 404), CREDENTIAL),
+    Sent("vllm", 404, vllm("The model `x` does not exist.", "NotFoundError", 404), CREDENTIAL, missing=True),
     Sent("vllm", 400, vllm(TOO_LONG, "BadRequestError", 400), CLIENT, too_long=True),
     Sent("vllm", 400, openai(TOO_LONG, "BadRequestError", 400), CLIENT, too_long=True),
     Sent(
@@ -238,7 +238,7 @@ SENT = [
     Sent("vllm", 500, b"Internal Server Error", OVERLOAD),
     Sent("sglang", 429, vllm("The request queue is full.", "x", 429), OVERLOAD),
     Sent("sglang", 503, vllm("The request queue is full.", "x", 503), OVERLOAD),
-    Sent("sglang", 404, vllm("No such model.", "x", 404), CREDENTIAL),
+    Sent("sglang", 404, vllm("No such model.", "x", 404), CREDENTIAL, missing=True),
     Sent(
         "sglang",
         400,
@@ -355,6 +355,7 @@ SENT = [
     Sent("compatible", 200, openai("x", "invalid_request_error"), CLIENT),
     Sent("compatible", 200, openai("x", None, "content_filter"), CLIENT),
     Sent("compatible", 200, openai("x", None, "context_length_exceeded"), CLIENT, too_long=True),
+    Sent("compatible", 200, anthropic(NO_CREDIT, "invalid_request_error"), TERMINAL),
     Sent("compatible", 200, {"error": "something else"}, OVERLOAD),
     Sent("compatible", 400, openai("x", "exceed_context_size_error", 400), CLIENT, too_long=True),
     Sent("compatible", 404, openai("x", "invalid_request_error", "model_not_found"), CLIENT, missing=True),

@@ -1,7 +1,7 @@
 -- Whether an answer holds anything for its reader, and whether it stopped long before it had to: noted as `bad`.
 --
--- A refusal, a tool call, reasoning or an image is as good as text. Where the shape is not known, or a filter stopped the
--- model, nothing is concluded: an answer that is wrongly called empty would be paid for twice.
+-- A refusal, a tool call, reasoning or an image is as good as text. Where the shape is not known, or a filter stopped
+-- the model, nothing is concluded: an answer that is wrongly called empty would be paid for twice.
 
 -- Reasons to stop after which something should have been said; a filter's is none of them.
 local STOPS = { stop = true, end_turn = true, completed = true }
@@ -65,8 +65,8 @@ local function event_says(s, at)
   return find(kind, "^response%.") ~= nil and filled(s, at.delta)
 end
 
--- What is wrong with an answer that is complete and reports no error: "empty", "short", or nil. `cap`: output tokens that
--- the caller allowed, nil where it named none.
+-- What is wrong with an answer that is complete and reports no error: "empty", "short", or nil. `cap`: output tokens
+-- that the caller allowed, nil where it named none.
 local function fault_of(notes, says, cap)
   if not says and (STOPS[notes.finish] or not notes.finish) and (notes.reasoning or 0) == 0 then return "empty" end
   local out = notes.out

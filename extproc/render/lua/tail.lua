@@ -1,6 +1,7 @@
 -- The end of a streamed answer, seen on its way to the client: usage, finish reason, [DONE] and errors are noted; the
--- usage chunk is taken out where the client did not ask for it; a stream that just stops gets a word of why, and so does one
--- that ends with an error about our account, in place of that. `OURS`, the words of such errors, stands before this text.
+-- usage chunk is taken out where the client did not ask for it; a stream that just stops gets a word of why, and so
+-- does one that ends with an error about our account, in place of that. `OURS`, the words of such errors, stands before
+-- this text.
 --
 -- A chunk that ends with a whole event and has nothing of interest passes untouched: that is nearly every one. Bytes
 -- are held only while hiding, or where they may be an error, and then only an event that is not complete yet. Whatever
@@ -9,10 +10,10 @@
 -- Until the answer has said something each event is read; from then on only those that matter. An event that ends in no
 -- brace is read too, and noted where it is no JSON.
 --
--- Not done: an event that was cut exactly behind a brace passes for a whole one. Streams whose lines end in a bare CR, and
--- events over 1 MiB, pass unread. A stream that stalls is ended by Envoy, without a word here: its record has a flag. Where
--- an HTTP/2 upstream ends its stream with trailers Envoy offers no way to add bytes: a held, unfinished event is lost with
--- it, and so is the last word.
+-- Not done: an event that was cut exactly behind a brace passes for a whole one. Streams whose lines end in a bare CR,
+-- and events over 1 MiB, pass unread. A stream that stalls is ended by Envoy, without a word here: its record has a
+-- flag. Where an HTTP/2 upstream ends its stream with trailers Envoy offers no way to add bytes: a held, unfinished
+-- event is lost with it, and so is the last word.
 
 local LIMIT = 1048576
 local BOUNDARY = "\n\r?\n"
@@ -86,9 +87,9 @@ local function about_us(error)
   return OURS[kind] or OURS[code] or false
 end
 
--- Notes what an event says, and returns what may not go on of it: "usage" where it is the chunk that has usage and nothing
--- else, "error" where it speaks of our account, "torn" where it is not there to its end; else nil. `ended`: the event is
--- whole, so that it has to be JSON.
+-- Notes what an event says, and returns what may not go on of it: "usage" where it is the chunk that has usage and
+-- nothing else, "error" where it speaks of our account, "torn" where it is not there to its end; else nil. `ended`: the
+-- event is whole, so that it has to be JSON.
 local function read(state, event, ended)
   local s, notes = payload(event), state.notes
   local start = s and match(s, "^%s*()")
@@ -151,8 +152,8 @@ end
 
 local function may_be_error(rest) return find(rest, '"error"', 1, true) or find(rest, "^event: ?error") end
 
--- What goes on now of `kept`, which may, and of `rest`, an event that is not complete; of that, as far as it came before,
--- `state.sent` bytes have gone on already.
+-- What goes on now of `kept`, which may, and of `rest`, an event that is not complete; of that, as far as it came
+-- before, `state.sent` bytes have gone on already.
 local function release(state, kept, rest)
   local sent = state.sent
   if state.hide or may_be_error(rest) then

@@ -1,14 +1,14 @@
 -- One attempt at one upstream. On the way out: its path, its own model name, the time left. On the way back: what went
--- wrong, in a header for the attempts log, and whether the next upstream may do better; what a JSON answer used.
--- What is wrong with our account, or with this upstream, never reaches a caller: where nobody is left to ask, Envoy's own
+-- wrong, in a header for the attempts log, and whether the next upstream may do better; what a JSON answer used. What
+-- is wrong with our account, or with this upstream, never reaches a caller: where nobody is left to ask, Envoy's own
 -- words do.
 --
 -- All attempts of a request share one header map, so everything set here is set or removed by every upstream. The body
--- is fresh for each attempt. Before this text stand, for each upstream, `SELF` (name, prefix, owned, and the names of those
--- whose window is wider) and `ROWS`, what its provider's errors mean.
+-- is fresh for each attempt. Before this text stand, for each upstream, `SELF` (name, prefix, owned, and the names of
+-- those whose window is wider) and `ROWS`, what its provider's errors mean.
 --
--- Not done: answers that are not priced in tokens are not read. The first event of a stream cannot be: Envoy's Lua sees a
--- body in parts only once the headers have gone on.
+-- Not done: answers that are not priced in tokens are not read. The first event of a stream cannot be: Envoy's Lua sees
+-- a body in parts only once the headers have gone on.
 
 local function route_of(handle)
   return handle:streamInfo():dynamicMetadata():get("llm.route") or {}
@@ -124,11 +124,14 @@ local function complaint(handle, s, status)
   return kind or "-", code or "-"
 end
 
--- What an error means, by the provider's own rows and the general ones (`dialects/errors.py`).
+-- What an error means, by the provider's own rows and the general ones (`dialects/errors.py`). That a model is not here
+-- may be our mistake or the caller's, and tells nobody anything: it counts as the caller's.
 local function class_of(status, kind, code)
   kind, code = string.gsub(kind, "^%-", ""), string.gsub(code, "^%-", "")
   for _, row in ipairs(ROWS) do
-    if (row[1] == 0 or row[1] == status) and find(kind, row[2]) and find(code, row[3]) then return row[4] end
+    if (row[1] == 0 or row[1] == status) and find(kind, row[2]) and find(code, row[3]) then
+      return row[1] == 404 and "client" or row[4]
+    end
   end
   return status >= 400 and status < 500 and "client" or "overload"
 end
@@ -163,8 +166,8 @@ local function keep_limits(handle)
   end
 end
 
--- Whether this request, which is at fault itself, may yet be served by an upstream that comes later in the order. The order
--- stands: those between are asked too.
+-- Whether this request, which is at fault itself, may yet be served by an upstream that comes later in the order. The
+-- order stands: those between are asked too.
 local function elsewhere(status, kind, code, order)
   local too_long = LENGTH_WORDS[kind] or LENGTH_WORDS[code]
   if not too_long and not ELSEWHERE[status] then return false end
@@ -203,7 +206,8 @@ local function refused_politely(handle, text, status, order)
   return refused(handle, text, status, order)
 end
 
--- A failure that looks like success. The next upstream may do better; the last one's answer is all there is, if it is one.
+-- A failure that looks like success. The next upstream may do better; the last one's answer is all there is, if it is
+-- one.
 local function malformed(handle, bad, status)
   handle:headers():replace("x-tg-err", "malformed/" .. bad)
   next_please(handle, status)

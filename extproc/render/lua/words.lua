@@ -1,5 +1,6 @@
--- What some providers say in the message of an error alone, and the code we give it. Messages quote what a caller wrote: what
--- speaks of our account must stand at the start, in plain words, or any caller could have an upstream taken out.
+-- What some providers say in the message of an error alone, and the code we give it. Messages quote what a caller
+-- wrote: what speaks of our account must stand at the start, in plain words, or any caller could have an upstream taken
+-- out.
 
 local OUR_TEXTS = {
   { "^your credit balance", "credit_balance_too_low" },
