@@ -45,17 +45,22 @@ SLOW = {"x-fake-fault": "slow-first-token;s=1"}
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One upstream with prices, one that is free, and tenants with a limit each."""
+    """Upstreams that are paid, some with a limit of their own, one that is free, and tenants with a limit each."""
     wide = {"limits": [{"tpm": 60_000_000, "rpm": 600_000}], "breaker": NEVER_OPENS}
     dollars = {"usd_per_hour": 5.0}
     with running(
         tmp_path_factory.mktemp("quotas"),
         upstreams={
             "main": {**wide, "prices": PRICES},
+            "capped": {**wide, "prices": PRICES, "usd_per_day": 3.0},
+            "tight": {**wide, "prices": PRICES, "usd_per_month": 1.0},
             "free": {**wide, "owned": True, "prices": {"*": {"input": 0, "output": 0}}},
         },
         routes=[
             {"models": ["gratis"], "chain": ["free"]},
+            {"models": ["metered"], "chain": ["main"], "acknowledge_unowned": True, "usd_per_day": 5.0},
+            {"models": ["steered"], "chain": ["capped", "main", "free"]},
+            {"models": ["tight"], "chain": ["tight", "main"], "acknowledge_unowned": True},
             {"models": ["*"], "chain": ["main"], "acknowledge_unowned": True},
         ],
         identity={"tenant": "header:x-team"},
@@ -68,6 +73,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             "spender": dollars,
             "saver": dollars,
             "daily": {"usd_per_day": 5.0},
+            "monthly": {"usd_per_month": 5.0},
             "counted": {"usd_per_day": 1000.0},
             "watched": {"usd_per_hour": 0.01, "rpm": 1, "shadow": ["usd_per_hour", "rpm"]},
             "*": {"concurrency": 2, "usd_per_hour": 5.0},
@@ -91,10 +97,10 @@ class Caller:
         self._stack = stack
         self._headers = {"x-team": team} | ({"x-tidegate-session": session} if session else {})
 
-    def openai(self) -> Any:
+    def openai(self, model: str = "gpt-5") -> Any:
         """One call of the OpenAI SDK with its usual retries."""
         with openai.OpenAI(base_url=f"{self._stack.url}/v1", api_key="sk", default_headers=self._headers) as client:
-            return client.chat.completions.create(**chat())
+            return client.chat.completions.create(**chat(model=model))
 
     def anthropic(self) -> Any:
         """One call of the Anthropic SDK with its usual retries."""
@@ -279,6 +285,62 @@ def _cost(response: httpx.Response) -> float:
     return float(sent * IN + made * OUT)
 
 
+def test_a_loop_is_stopped_by_what_its_tenant_may_spend_in_a_month(stack: Stack) -> None:
+    """The same hard stop as of an hour or a day; other tenants go on."""
+    calls, error = run_away(stack, Caller(stack, "monthly").openai)
+    assert (calls >= 2, error.status_code, error.body["reason"]) == (True, 403, "spend_budget")
+    assert "month" in error.body["message"]
+    assert 5.0 - 2 * _estimate() < _spent(stack, "tenant/monthly/usd_month")["tenant/monthly/usd_month"] <= 5.0
+    assert Caller(stack, "saver").http().status_code == 200
+
+
+def test_a_loop_is_stopped_by_what_its_chain_may_cost(stack: Stack) -> None:
+    """Whoever calls: nobody's own limit is reached. Other models of the same upstream go on."""
+    calls, error = run_away(stack, lambda: Caller(stack, "default").openai("metered"))
+    assert (calls >= 2, error.status_code, error.body["reason"]) == (True, 403, "spend_budget")
+    assert error.response.headers["x-should-retry"] == "false"
+    refused = Caller(stack, "counted").http(model="metered")
+    assert (refused.status_code, refused.headers["x-tidegate-reason"]) == (403, "spend_budget")
+    assert Caller(stack, "default").http().status_code == 200
+    assert 5.0 - 2 * _estimate() < _spent(stack, "route/metered/usd_day")["route/metered/usd_day"] <= 5.0
+
+
+def test_what_an_upstream_may_cost_steers_a_loop_to_what_is_owned(stack: Stack) -> None:
+    """Nobody is refused, and the cost does not move to the next paid one. An attempt that failed is not paid for."""
+    failing = {"x-team": "default", "x-fake-fault": "503;provider=capped"}
+    answer = HTTP.post(stack.url + CHAT, json=chat(model="steered"), headers=failing)
+    assert (answer.status_code, answer.headers["x-tidegate-upstream"]) == (200, "main")
+    books_balance(stack)
+    assert _spent(stack, "upstream/capped/usd_day") == {"upstream/capped/usd_day": 0}
+    forget(stack)
+    answers = []
+    for _ in range(20):
+        answers.append(Caller(stack, "default").http(model="steered"))
+        books_balance(stack)
+    assert [each.status_code for each in answers] == [200] * 20
+    paid = [each for each in answers if each.headers["x-tidegate-upstream"] == "capped"]
+    assert [each.headers["x-tidegate-upstream"] for each in answers] == ["capped"] * len(paid) + ["free"] * (
+        20 - len(paid)
+    )
+    assert len(paid) >= 2
+    assert (asked(stack, "capped"), asked(stack, "main"), asked(stack, "free")) == (len(paid), 0, 20 - len(paid))
+    spent = _spent(stack, "upstream/capped/usd_day")["upstream/capped/usd_day"]
+    assert spent == pytest.approx(sum(map(_cost, paid)), abs=1e-6)
+    assert 3.0 - _estimate() < spent <= 3.0
+
+
+def test_where_nothing_is_free_an_upstreams_spent_dollars_stop_a_loop(stack: Stack) -> None:
+    """Its chain goes on with another that is paid, which is not asked."""
+    calls, error = run_away(stack, lambda: Caller(stack, "default").openai("tight"))
+    assert (calls >= 1, error.status_code, error.body["reason"]) == (True, 403, "spend_budget")
+    assert error.response.headers["x-should-retry"] == "false"
+
+
+def _estimate() -> float:
+    """What a small request is reserved for, in dollars."""
+    return (_size() - CAP) * IN + CAP * OUT
+
+
 def test_a_client_that_leaves_pays_for_what_it_saw(stack: Stack) -> None:
     """Its input and the output that was on its way, not all that it had asked for."""
     before = stack.state()["counters"]["tenant/counted/usd_day"]["spent"]
@@ -298,8 +360,11 @@ def test_what_was_spent_outlives_a_restart(stack: Stack) -> None:
     caller = Caller(stack, "daily")
     calls, _ = run_away(stack, caller.openai)
     assert calls >= 1
+    assert Caller(stack, "default").http(model="steered").status_code == 200
+    books_balance(stack)
+    assert _spent(stack, "upstream/capped/usd_day")["upstream/capped/usd_day"] > 0
     for kill in (False, True):
-        spent = stack.state()["counters"]["tenant/daily/usd_day"]["spent"]
+        spent = _spent(stack, "tenant/daily/usd_day", "route/metered/usd_day", "upstream/capped/usd_day")
         written = time.time()
         until(lambda written=written: _levels_at(stack) > written + 0.1)
         if kill:
@@ -308,9 +373,15 @@ def test_what_was_spent_outlives_a_restart(stack: Stack) -> None:
             stack.processes["service"].terminate()
             stack.processes["service"].wait(20)
         stack.start_service()
-        assert stack.state()["counters"]["tenant/daily/usd_day"]["spent"] == pytest.approx(spent, abs=1e-6)
+        assert _spent(stack, *spent) == pytest.approx(spent, abs=1e-6)
         until(lambda: HTTP.get(f"{stack.url}/v1/models").status_code == 200)
         assert caller.http().headers["x-tidegate-reason"] == "spend_budget"
+
+
+def _spent(stack: Stack, *budgets: str) -> dict[str, float]:
+    """What the state page tells of some budgets."""
+    counters = stack.state()["counters"]
+    return {key: counters[key]["spent"] for key in budgets}
 
 
 def _levels_at(stack: Stack) -> float:
