@@ -195,12 +195,12 @@ def _store(policy: Policy, known: Mapping[str, tuple[float, float]], now: float,
 def _budgets(policy: Policy, now: float, epoch_offset: float) -> Store:
     """What tenants may use, and how many dollars upstreams and routes may cost."""
     found: Store = {}
-    for tenant in policy.tenants.values():
-        found |= account_of(tenant).counters(now, epoch_offset)
     for upstream in policy.upstreams.values():
         found |= purse(upstream_place(upstream), upstream.dollars, upstream.shadow, now, epoch_offset)
     for route in policy.routes:
         found |= purse(route_place(route), route.dollars, route.shadow, now, epoch_offset)
+    for tenant in policy.tenants.values():
+        found |= account_of(tenant).counters(now, epoch_offset)
     return found
 
 

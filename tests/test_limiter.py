@@ -1624,3 +1624,24 @@ def test_what_is_owned_serves_though_sick_when_all_others_are_spent(kind: type[L
         await bench.stop()
 
     play(scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_reserved_for_the_best_lane_makes_others_spill_or_hold(kind: type[Ledger]) -> None:
+    """Below 15 % of a bucket of tokens; the best lane goes on, and it lets go when the bucket has refilled."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        full = TokenBucket(10.0, 2000.0, 450.0, loop.time(), reserve=0.15)
+        bench = Bench(loop, {**slots(a=(99, 0), b=(99, 0)), "upstream/a/m/total": full}, kind)
+        assert (await bench.send("ab", lane="P1")).upstream == "a"
+        assert (await bench.send("ab", lane="P1")).upstream == "b"
+        holding = bench.send("ab", lane="P2")
+        await asyncio.sleep(2)
+        assert not holding.done()
+        assert (await bench.send("ab", lane="P0")).upstream == "a"
+        began = loop.time()
+        assert (await holding).upstream == "a"
+        assert loop.time() - began == pytest.approx((300 + 100 - (350 + 20 - 100)) / 10, abs=1.5)
+        await bench.stop()
+
+    play(scenario)

@@ -45,6 +45,8 @@ RECORDS_S = 0.02
 """Envoy gathers access-log records this long."""
 TENANT_HEADER = "x-simulated-tenant"
 SWEEP_S = 1.0
+LATE = 4_102_444_800.0
+"""The calendar's time at the start, in epoch seconds: a month begins, and whatever prices are known have begun."""
 CANARY_S = 5.0
 
 
@@ -111,6 +113,7 @@ class Gateway:
             calibrate=settings.tokens.calibrate,
             levels=_full(policy),
             chance=rng.random,
+            epoch_offset=LATE,
         )
         self.forwarded = 0
         self.left = 0
