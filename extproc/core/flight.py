@@ -179,6 +179,7 @@ class Flight:
         """The same upstream is asked once more: what it holds while it runs stays, tokens and requests anew."""
         self.tried = True
         dollars = self._bill_input(upstream) if refund is Refund.INPUT_KEPT else 0.0
+        self._billed = ()  # its second prompt is paid for, too, if that is cut as well
         changes = self._give_back(upstream, refund, dollars) + self._charge(dollars)
         self._asked.discard(upstream)
         return _net(changes + (self._ask(upstream) if self.settled else self._reserve(upstream)))

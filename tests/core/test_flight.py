@@ -263,6 +263,16 @@ def test_an_attempt_that_was_cut_where_nothing_was_reserved_owes_its_input() -> 
     assert (book.purse("a"), book.purse("b"), book.dollars()) == (0, pytest.approx(1.8), pytest.approx(1.8))
 
 
+def test_two_attempts_that_were_cut_at_one_upstream_owe_two_prompts() -> None:
+    """Each was accepted; told again, neither is paid for once more."""
+    book = departed("a")
+    book.flight.again = True
+    for _ in range(3):
+        book.apply(book.flight.attempt_failed("a", Refund.INPUT_KEPT))
+    book.apply(book.flight.unserved())
+    assert (book.purse("a"), book.dollars()) == (pytest.approx(1.2), pytest.approx(1.2))
+
+
 def test_what_is_held_in_a_cache_moves_with_the_slot() -> None:
     """Each upstream has its own claim, or none; what the last one holds comes back when the stream ends."""
     book = departed("a", "b", "c")
