@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from zlib import crc32
 
@@ -28,7 +29,7 @@ from extproc.core.identity import Caller, Directory, lane_of, session_of
 from extproc.core.outputs import Outputs
 from extproc.core.policy import Policy, Prices, Route, Tenant
 from extproc.core.refusal import Reason, Rejected
-from extproc.core.request import Call, Endpoint, Request, Session, Size
+from extproc.core.request import Ability, Call, Endpoint, Request, Session, Size
 from extproc.core.retries import KEYED
 from extproc.core.value import value
 from extproc.limiter import Wants
@@ -144,7 +145,7 @@ class Reception:
         size = self._size(call, route, tenant, counted, usual)
         pin = self._pin(call.state, route)
         request = self._request(greeting, call, route, size, counted, body)
-        names, too_large = self._eligible(request, route, pin)
+        names, too_large = self._eligible(request, route, pin, call.needs)
         prices = {
             name: routing.claims(policy.upstreams[name], call.model, size, greeting.endpoint, usual) for name in names
         }
@@ -165,14 +166,17 @@ class Reception:
                 limited = True
         return frozenset(n for n in names if spend.is_costless(upstreams[n], rates)) if limited else None
 
-    def _eligible(self, request: Request, route: Route, pin: str | None) -> tuple[tuple[str, ...], bool]:
+    def _eligible(
+        self, request: Request, route: Route, pin: str | None, needs: frozenset[Ability]
+    ) -> tuple[tuple[str, ...], bool]:
         """The upstreams that could serve it, and whether it is too large for them: then it goes if it is observed."""
+        eligible = partial(routing.eligible, self._policy, route, request.dialect, request.model, pin=pin, needs=needs)
         try:
-            return routing.eligible(self._policy, route, request.dialect, request.model, request.size, pin), False
+            return eligible(size=request.size), False
         except Rejected as rejected:
             if rejected.reason is not Reason.TOO_LARGE or not request.observed:
                 raise
-            return routing.eligible(self._policy, route, request.dialect, request.model, Size(0, 0), pin), True
+            return eligible(size=Size(0, 0)), True
 
     def _pin(self, state: str | None, route: Route) -> str | None:
         """The only upstream that knows the state this request builds on; None when it builds on none."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +32,7 @@ __all__ = ["Stack", "StackError", "envoy_binary", "free_ports"]
 
 START_S = 30.0
 STOP_S = 5.0
+_LISTENING = 15_000, 32_000
 
 
 class StackError(Exception):
@@ -192,15 +195,17 @@ def envoy_binary() -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on right now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Ports that nobody listens on right now, below those that systems give to outgoing connections.
+
+    One of the latter could be taken by any client before it is listened on.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = _LISTENING[0] + secrets.randbelow(_LISTENING[1] - _LISTENING[0])
+        with socket.socket() as one, suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            found += [port] if port not in found else []
+    return found
 
 
 def _tidegate() -> list[str]:

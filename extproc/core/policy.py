@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
-from extproc.core.request import Dialect
+from extproc.core.request import Ability, Dialect
 
 __all__ = [
     "Accounting",
@@ -191,7 +191,7 @@ class BreakerRules:
 class Upstream:
     """A place to send to, with one capacity. `models` maps public model names to the upstream's own.
 
-    window: largest prompt plus output, in tokens, it accepts; None when unknown.
+    window: largest prompt plus output, in tokens, it accepts; None when unknown. lacks: what its models cannot do.
     learn: its limits are taken from the provider's headers; until known at most `learn_concurrency` requests fly.
     follow: what it says of limits and speed counts; headroom: the share of a reported limit that is left alone.
     ramp: the provider wants traffic to grow by at most half within 15 minutes. prices: by own model name, "*" for any,
@@ -213,6 +213,7 @@ class Upstream:
     follow: bool = True
     headroom: float = 0.05
     window: int | None = None
+    lacks: frozenset[Ability] = frozenset()
     accounting: Accounting = Accounting.UPFRONT
     breaker: BreakerRules = field(default_factory=BreakerRules)
     ramp: bool = False

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from extproc.core.value import value
 
-__all__ = ["Call", "Dialect", "Endpoint", "Prompt", "Request", "Session", "Size", "Usage"]
+__all__ = ["Ability", "Call", "Dialect", "Endpoint", "Prompt", "Request", "Session", "Size", "Usage"]
 
 
 class Dialect(StrEnum):
@@ -43,6 +43,15 @@ class Endpoint(StrEnum):
     def generates(self) -> bool:
         """Whether the answer is generated token by token, so that output has to be reserved."""
         return self in (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES)
+
+
+class Ability(StrEnum):
+    """What a request may need of a model that not every model has. PREFILL: it goes on with an answer begun for it."""
+
+    TOOLS = "tools"
+    IMAGES = "images"
+    JSON = "json"
+    PREFILL = "prefill"
 
 
 @value
@@ -76,7 +85,7 @@ class Call:
     output_cap: tokens, the largest cap named times the number of choices; None when the client named none.
     wants_usage: the client itself asked for usage in its stream.
     state: an id of state that binds to one account (`previous_response_id`, `conversation`), or None.
-    sessions: session ids found in the body, best first.
+    sessions: session ids found in the body, best first. needs: what not every upstream can do.
     """
 
     endpoint: Endpoint
@@ -88,6 +97,7 @@ class Call:
     wants_usage: bool = False
     state: str | None = None
     sessions: tuple[str, ...] = ()
+    needs: frozenset[Ability] = frozenset()
 
 
 @value

@@ -19,7 +19,7 @@ from extproc.core.capacity import Claim, Option, Store
 from extproc.core.policy import Kind, Limit, Policy, Route, Upstream, WhenBusy
 from extproc.core.quota import PERIODS
 from extproc.core.refusal import Reason, Rejected
-from extproc.core.request import Dialect, Endpoint, Size
+from extproc.core.request import Ability, Dialect, Endpoint, Size
 
 __all__ = [
     "affordable", "bucket_key", "claims", "dollars_lack", "eligible", "fitting", "kv_key", "limits_of", "matches",
@@ -51,18 +51,29 @@ def matches(model: str, patterns: Iterable[str]) -> bool:
 
 
 def eligible(
-    policy: Policy, route: Route, dialect: Dialect, model: str, size: Size, pin: str | None
+    policy: Policy,
+    route: Route,
+    dialect: Dialect,
+    model: str,
+    size: Size,
+    pin: str | None,
+    needs: frozenset[Ability] = frozenset(),
 ) -> tuple[str, ...]:
     """The upstreams of the chain that could ever serve this request, in order.
 
-    Rejects as `no_upstream` when none speaks the dialect, as `too_large` when it exceeds every window and limit.
+    Rejects as `no_upstream` when none speaks the dialect, or can do what it needs; as `too_large` when it exceeds every
+    window and limit.
     """
     chain = [policy.upstreams[name] for name in route.chain if pin is None or name == pin]
     speaking = [upstream for upstream in chain if dialect in upstream.dialects]
     if not speaking:
         never = f"no upstream of this model's chain speaks the {dialect} API"
         raise Rejected(Reason.NO_UPSTREAM, never, retry_after=inf)
-    large_enough = tuple(upstream.name for upstream in speaking if _holds(upstream, model, size))
+    able = [upstream for upstream in speaking if not needs & upstream.lacks] if needs else speaking
+    if not able:
+        never = f"no upstream of this model's chain can do all that this request needs: {', '.join(sorted(needs))}"
+        raise Rejected(Reason.NO_UPSTREAM, never, retry_after=inf)
+    large_enough = tuple(upstream.name for upstream in able if _holds(upstream, model, size))
     if not large_enough:
         raise Rejected(Reason.TOO_LARGE, f"{size.total} tokens exceed every upstream's window or per-minute limit")
     return large_enough

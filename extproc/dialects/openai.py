@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from extproc.core.refusal import Reason, Rejected
-from extproc.core.request import Call, Endpoint
+from extproc.core.request import Ability, Call, Endpoint
 from extproc.dialects import fields
 from extproc.dialects.document import with_usage
 from extproc.dialects.parts import MAX_ITEMS, Tally, content, item
@@ -51,6 +51,7 @@ def read_openai(endpoint: Endpoint, body: Body) -> Call:
         wants_usage=_chat_like(endpoint) and fields.flag(fields.mapping(values, "stream_options"), "include_usage"),
         state=fields.name(values, "previous_response_id") or _conversation(values) or tally.stored,
         sessions=named_in_body(values),
+        needs=needs(tally, values, _SCHEMAS),
     )
 
 
@@ -86,6 +87,25 @@ def schema_texts(tally: Tally, body: Body, keys: tuple[str, ...]) -> None:
             text = body.json_text(key)
             if len(text) > _BARE_SCHEMA:
                 tally.texts.append(text)
+
+
+def needs(tally: Tally, values: dict[str, Any], schemas: tuple[str, ...]) -> frozenset[Ability]:
+    """What the model must be able to do. `schemas`: members that may say what form the answer has."""
+    messages = values.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    found = {
+        Ability.TOOLS: tally.tools > 0,
+        Ability.IMAGES: tally.images > 0,
+        Ability.JSON: any(_is_json(values[key]) for key in schemas if key in values),
+        Ability.PREFILL: isinstance(last, dict) and last.get("role") == "assistant",
+    }
+    return frozenset(ability for ability, needed in found.items() if needed)
+
+
+def _is_json(form: object) -> bool:
+    """Whether a form asks for JSON; the Responses API has it one level down."""
+    forms = (form, form.get("format")) if isinstance(form, dict) else ()
+    return any(isinstance(one, dict) and one.get("type") in ("json_object", "json_schema") for one in forms)
 
 
 def _chat_like(endpoint: Endpoint) -> bool:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from extproc.core import policy as core
-from extproc.core.request import Dialect
+from extproc.core.request import Ability, Dialect
 from extproc.settings.providers import PROVIDERS, EngineMetrics, Provider
 
 __all__ = [
@@ -441,6 +441,8 @@ class UpstreamSettings(Purse):
     owned: bool = False
     window: Count | None = None
     """Context window in tokens, prompt plus output."""
+    lacks: tuple[Ability, ...] = ()
+    """What its models cannot do; requests that need it go elsewhere."""
     accounting: core.Accounting | None = None
     canary_model: str | None = None
     """Cheapest model for health calls (its own name); else the first of `models`, else that of the last request."""
@@ -553,6 +555,7 @@ class UpstreamSettings(Purse):
             follow=self.follow_headers,
             headroom=self.headroom,
             window=self.window,
+            lacks=frozenset(self.lacks),
             accounting=self.accounting or provider.accounting,
             breaker=self.breaker.rules(),
             ramp=self.ramp,

@@ -13,7 +13,7 @@ from extproc.core.budget import Budget
 from extproc.core.capacity import Claim, Store
 from extproc.core.policy import Kind, KvRules, Limit, Policy, Route, Upstream, WhenBusy
 from extproc.core.refusal import Reason, Rejected
-from extproc.core.request import Dialect, Endpoint, Size
+from extproc.core.request import Ability, Dialect, Endpoint, Size
 from extproc.core.routing import (
     affordable,
     claims,
@@ -86,6 +86,20 @@ def test_only_upstreams_that_speak_the_dialect_are_eligible() -> None:
     with pytest.raises(Rejected) as refused:
         eligible(rules, rules.routes[0], Dialect.ANTHROPIC, "m", Size(1, 1), "a")
     assert (refused.value.reason, refused.value.retry_after) == (Reason.NO_UPSTREAM, inf)
+
+
+def test_only_upstreams_that_can_do_what_is_needed_are_eligible() -> None:
+    """The others are passed over; when all are, no retry can help, and it is told what was needed."""
+    needs = frozenset({Ability.TOOLS, Ability.IMAGES})
+    rules = policy(upstream("a", lacks=frozenset({Ability.IMAGES, Ability.JSON})), upstream("b"))
+    chain = (rules, rules.routes[0], Dialect.OPENAI, "m", Size(1, 1), None)
+    assert eligible(*chain, needs) == ("b",)
+    assert eligible(*chain, frozenset({Ability.TOOLS})) == ("a", "b")
+    rules = policy(upstream("a", lacks=needs))
+    with pytest.raises(Rejected) as refused:
+        eligible(rules, rules.routes[0], Dialect.OPENAI, "m", Size(1, 1), None, needs)
+    assert (refused.value.reason, refused.value.retry_after) == (Reason.NO_UPSTREAM, inf)
+    assert refused.value.detail.endswith("needs: images, tools")
 
 
 def test_state_pins_the_request_to_one_upstream() -> None:

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from extproc.core.refusal import Reason, Rejected
-from extproc.core.request import Endpoint, Prompt
+from extproc.core.request import Ability, Endpoint, Prompt
 from extproc.dialects import hides_usage, read, without_prompt
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -640,3 +640,35 @@ class TestSessions:
     def test_ids_in_the_body(self, members, sessions):
         """Best first, each once, never an id of a user."""
         assert call(Endpoint.RESPONSES, input="x", **members).sessions == sessions
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+BEGUN = {"role": "assistant", "content": "Sure:"}
+JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
+
+
+class TestNeeds:
+    """What not every model can do."""
+
+    @pytest.mark.parametrize(
+        ("endpoint", "members", "needs"),
+        [
+            (Endpoint.CHAT, {"messages": HELLO}, ""),
+            (Endpoint.CHAT, {"messages": HELLO, "tools": [], "response_format": {"type": "text"}}, ""),
+            (Endpoint.CHAT, {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+            (Endpoint.CHAT, {"messages": HELLO, "response_format": {"type": "json_object"}}, "json"),
+            (Endpoint.CHAT, {"messages": HELLO, "response_format": JSON}, "json"),
+            (Endpoint.CHAT, {"messages": HELLO, "response_format": {"format": "text", "type": {}}}, ""),
+            (Endpoint.CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, "images"),
+            (Endpoint.CHAT, {"messages": [*HELLO, BEGUN]}, "prefill"),
+            (Endpoint.CHAT, {"messages": [*HELLO, BEGUN, *HELLO]}, ""),
+            (Endpoint.RESPONSES, {"input": "x", "text": {"format": JSON}}, "json"),
+            (Endpoint.MESSAGES, {"messages": [*HELLO, BEGUN], "tools": [{"name": "f"}]}, "prefill tools"),
+            (Endpoint.MESSAGES, {"messages": HELLO, "output_config": {"format": JSON}}, "json"),
+            (Endpoint.COMPLETIONS, {"prompt": "x"}, ""),
+        ],
+    )
+    def test_a_request_says_what_it_needs(self, endpoint, members, needs):
+        """By its tools, its images, the form of its answer, and who spoke last."""
+        assert " ".join(sorted(call(endpoint, **members).needs)) == needs
+        assert all(isinstance(one, Ability) for one in call(endpoint, **members).needs)
