@@ -117,6 +117,7 @@ SENT = [
             "billing_not_active",
         )
     ),
+    Sent("openai", 503, openai("No more for you.", "insufficient_quota"), TERMINAL),
     Sent("openai", 400, openai("Hard limit.", "invalid_request_error", "billing_hard_limit_reached"), TERMINAL),
     Sent(
         "openai",

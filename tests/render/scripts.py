@@ -124,10 +124,13 @@ class Attempt(Script):
         then: Sequence[str] = (),
         path: str = CHAT,
         cap: int | None = None,
+        again: bool = False,
     ) -> Answered:
-        """Read an answer. then: those that come after it in the order."""
+        """Read an answer. then: those that come after it in the order. again: it may be asked a second time."""
         names = {":status": str(status), "content-type": "application/json", **(headers or {})}
         route: Data = {"ticket": "t", "path": path, "priority_groups": [{"name": name} for name in ("here", *then)]}
+        if again:
+            route["again"] = True
         if cap is not None:
             route["cap"] = float(cap)
         table = self.value(names)

@@ -52,6 +52,15 @@ def test_only_the_clients_own_errors_reach_it(sent: Sent) -> None:
     assert read(sent).status >= 400
 
 
+@pytest.mark.parametrize("sent", SENT, ids=str)
+def test_an_account_is_not_asked_twice(sent: Sent) -> None:
+    """Where the only upstream may have a second go, which it has for 503 alone."""
+    got = reader(sent.provider).run(sent.bytes, sent.status, sent.headers, again=True)
+    if sent.means in (ErrorClass.TERMINAL, ErrorClass.CREDENTIAL):
+        assert got.status != 503
+    assert class_of(sent.provider, got) is sent.means
+
+
 @pytest.mark.parametrize("sent", EVENTS, ids=str)
 def test_error_events_mean_what_they_mean(sent: Sent) -> None:
     """In a stream, where the status is long gone."""

@@ -187,8 +187,13 @@ local function refused(handle, text, status, order)
   local headers, wait = handle:headers(), status == 429 and wait_in(text)
   headers:replace("x-tg-err", kind .. "/" .. code)
   if wait then headers:replace("x-tg-wait", wait) else headers:remove("x-tg-wait") end
-  if status >= 500 or status == 429 then return end  -- the router tries the next by itself
-  if class_of(status, kind, code) ~= "client" or elsewhere(status, kind, code, order) then
+  local class = class_of(status, kind, code)
+  if status >= 500 or status == 429 then
+    -- The router tries the next by itself; the same one a second time never for what is wrong with our account.
+    if class == "terminal" or class == "credential" then next_please(handle, status) end
+    return
+  end
+  if class ~= "client" or elsewhere(status, kind, code, order) then
     return next_please(handle, status)
   end
   if status < 400 then headers:replace(":status", "400") end
