@@ -15,10 +15,11 @@ from extproc.allowances import Allowances
 from extproc.breakers import Breakers
 from extproc.copies import Copies
 from extproc.core.affinity import Affinity
+from extproc.core.alarms import Alarms
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.capacity import Store
-from extproc.core.events import Event, Settled
+from extproc.core.events import BudgetUsed, Event, Settled
 from extproc.core.flight import Flight
 from extproc.core.forecast import Pace
 from extproc.core.lanes import Lanes
@@ -69,6 +70,7 @@ class Admission:
         self._prices = PriceList(policy.upstreams)
         store = _store(policy, levels or {}, clock.time(), epoch_offset)
         self._durable = (*store, *_learned_keys(policy))
+        self._alarms = Alarms(key for key, counter in store.items() if isinstance(counter, Budget))
         self.capacity = MemoryCapacity(clock, store)
         self.allowances = Allowances(policy, self.capacity, clock, epoch_offset=epoch_offset)
         self.lanes = Lanes(policy.lanes.values())
@@ -143,6 +145,9 @@ class Admission:
         """Do what time asks for. Call about once a second."""
         await self.flights.sweep()
         await self.pacing.tick()
+        now = self._clock.time()
+        for key, budget in self._alarms.look(self.capacity.levels(), now):
+            self.observe(BudgetUsed(key, round(budget.used_at(now), 6), budget.limit, round(budget.ends_in(now), 3)))
 
     def durable(self) -> Store:
         """The counters to keep over a restart: all but those that came into being with a tenant's or session's call."""

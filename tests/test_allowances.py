@@ -16,12 +16,12 @@ from extproc.admission import Admission
 from extproc.core.bucket import Slots
 from extproc.core.budget import Budget
 from extproc.core.capacity import Claim
-from extproc.core.events import Observed, Overshot, Settled, Shadowed
+from extproc.core.events import BudgetUsed, Observed, Overshot, Settled, Shadowed
 from extproc.core.policy import Dollars, KvRules, Policy, Prices, Route, SessionLimits, Tenant
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Endpoint, Session, Size
 from extproc.core.watermark import Watermark
-from tests.doubles import Ledger, Suspending, VirtualLoop, claims, play
+from tests.doubles import Ledger, Observer, Suspending, VirtualLoop, claims, play
 from tests.test_flights import DONE, GRACE_S, LEFT, POLICY, PRICES, REFUSED, TIMEOUT, A, B, Desk, Trip
 
 KINDS = [Ledger, Suspending]
@@ -348,6 +348,22 @@ def test_what_was_spent_is_known_after_a_restart() -> None:
             "upstream/a/usd_day": 5.0, "upstream/b/usd_day": 0.0, "route/m/usd_month": 3.0,
             "tenant/agent/usd_hour": 0.0, "tenant/agent/usd_day": 0.0,
         }  # fmt: skip
+
+    play(scenario)
+
+
+def test_a_budget_that_runs_out_is_told() -> None:
+    """Of a tenant, an upstream or a route, once, by the sweep; nobody is told of one that is hardly used."""
+    observer = Observer()
+
+    async def scenario(loop: VirtualLoop) -> None:
+        admission = Admission(replace(with_route(per_day=10.0), lanes={}), loop, observer)
+        await admission.capacity.change([_back("route/m/usd_day", -8.5), _back("tenant/agent/usd_hour", -5.0)])
+        for _ in range(2):
+            await admission.sweep()
+        [told] = observer.of(BudgetUsed)
+        assert (told.key, told.used, told.limit) == ("route/m/usd_day", 8.5, 10.0)
+        assert 0 < told.ends_in_s <= 86_400
 
     play(scenario)
 

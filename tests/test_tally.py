@@ -13,6 +13,7 @@ from extproc.core.breaker import Sign, State
 from extproc.core.events import (
     Admitted,
     BreakerMoved,
+    BudgetUsed,
     LimitsMoved,
     Observed,
     Probed,
@@ -148,6 +149,20 @@ def test_every_transition_is_kept_as_it_was_told() -> None:
     told = {"upstream": "a", "before": "closed", "after": "open", "cause": "status 402", "sign": "terminal"}
     assert moved == told | {"at": moved["at"], "numbers": {"rest_s": 900.0}, "requests": ("r1",)}
     assert (sizes["sizes"], sizes["shut"]) == ("16000-63999", False)
+
+
+def test_a_budget_that_runs_out_is_an_alert(caplog: pytest.LogCaptureFixture) -> None:
+    """On the state page and in the log, with its numbers."""
+    tally, used = Tally(), BudgetUsed("upstream/a/usd_day", 8.1, 10.0, 3600.0)
+    with caplog.at_level(logging.INFO, logger="tidegate"):
+        tally(used)
+        log_event(used)
+    [alert] = tally.snapshot()["alerts"]
+    told = {"key": "upstream/a/usd_day", "used": 8.1, "limit": 10.0, "ends_in_s": 3600.0}
+    assert alert == told | {"at": alert["at"]}
+    assert (caplog.records[0].levelname, json.loads(JsonLines().format(caplog.records[0]))["key"]) == (
+        "WARNING", "upstream/a/usd_day"
+    )  # fmt: skip
 
 
 def test_our_credit_and_our_key_are_logged_as_errors(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,8 +11,8 @@ from extproc.core.request import Request, Usage
 from extproc.core.value import value
 
 __all__ = [
-    "Admitted", "AttemptFailed", "BreakerMoved", "Event", "LimitsMoved", "Observed", "Overshot", "Probed", "Queued",
-    "Refused", "Retried", "Scraped", "Settled", "Shadowed", "SizesMoved",
+    "Admitted", "AttemptFailed", "BreakerMoved", "BudgetUsed", "Event", "LimitsMoved", "Observed", "Overshot",
+    "Probed", "Queued", "Refused", "Retried", "Scraped", "Settled", "Shadowed", "SizesMoved",
 ]  # fmt: skip
 
 
@@ -173,7 +173,17 @@ class Scraped:
     preemptions: float = 0.0
 
 
+@value
+class BudgetUsed:
+    """Most of a budget of dollars is used, what is reserved included; `key` names it. It ends in so many seconds."""
+
+    key: str
+    used: float
+    limit: float
+    ends_in_s: float
+
+
 Event = (
     Queued | Admitted | Refused | Retried | AttemptFailed | Settled | Overshot | BreakerMoved | Probed
-    | Observed | Shadowed | LimitsMoved | Scraped | SizesMoved
+    | Observed | Shadowed | LimitsMoved | Scraped | SizesMoved | BudgetUsed
 )  # fmt: skip

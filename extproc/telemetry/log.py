@@ -17,6 +17,7 @@ log = logging.getLogger("tidegate")
 LEVELS = {
     events.BreakerMoved: logging.WARNING,
     events.SizesMoved: logging.WARNING,
+    events.BudgetUsed: logging.WARNING,
     events.AttemptFailed: logging.INFO,
     events.Overshot: logging.DEBUG,
     events.Refused: logging.INFO,

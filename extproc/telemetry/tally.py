@@ -73,7 +73,7 @@ class Tally:
             case events.BreakerMoved():
                 self.recent.append(f"{event.upstream}: {event.before} -> {event.after} ({event.cause})")
                 self._alert(event)
-            case events.SizesMoved():
+            case events.SizesMoved() | events.BudgetUsed():
                 self._alert(event)
             case events.Probed():
                 self.probes[f"{event.upstream}:{'ok' if event.ok else 'failed'}"] += 1
@@ -101,8 +101,8 @@ class Tally:
             }
         )
 
-    def _alert(self, event: events.BreakerMoved | events.SizesMoved) -> None:
-        """Every transition of late, as it was told, newest last."""
+    def _alert(self, event: events.BreakerMoved | events.SizesMoved | events.BudgetUsed) -> None:
+        """Every transition of late, and what of budgets is used, as it was told, newest last."""
         told = {one.name: getattr(event, one.name) for one in fields(event)}
         self.alerts.append({"at": round(time(), 3), **{name: word for name, word in told.items() if word != ""}})
 

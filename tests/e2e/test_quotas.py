@@ -327,6 +327,7 @@ def test_what_an_upstream_may_cost_steers_a_loop_to_what_is_owned(stack: Stack) 
     spent = _spent(stack, "upstream/capped/usd_day")["upstream/capped/usd_day"]
     assert spent == pytest.approx(sum(map(_cost, paid)), abs=1e-6)
     assert 3.0 - _estimate() < spent <= 3.0
+    until(lambda: "upstream/capped/usd_day" in [alert.get("key") for alert in stack.state()["tally"]["alerts"]])
 
 
 def test_where_nothing_is_free_an_upstreams_spent_dollars_stop_a_loop(stack: Stack) -> None:
