@@ -52,7 +52,8 @@ def test_every_upstream_sees_only_its_own(gateway: Envoy, ups: Ups, order: tuple
     assert (a.path, a.get("authorization"), a.get("x-api-key")) == ("/openai/v1/chat/completions", "Bearer sk-a", None)
     assert (b.path, b.get("authorization"), b.get("x-api-key")) == ("/v1/chat/completions", None, "sk-b")
     assert (c.path, c.get("authorization"), c.get("x-api-key")) == ("/v1/chat/completions", None, None)
-    assert [x.get("x-request-timeout-ms") for x in (a, b, c)] == [None, None, "4500"]
+    assert [x.get("x-request-timeout-ms") for x in (a, b)] == [None, None]
+    assert 3000 < int(c.get("x-request-timeout-ms") or 0) <= 4500  # what is left of it when its turn comes
 
 
 def test_nothing_of_the_gateway_is_told_to_upstreams(gateway: Envoy, ups: Ups) -> None:
