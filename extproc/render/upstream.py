@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from extproc.core.request import Dialect
+from extproc.render.hold import hold_headers
 from extproc.render.lua import upstream_script
 from extproc.render.shape import Data, extension, set_header, source
 from extproc.settings import PROVIDERS, Settings, UpstreamSettings
@@ -52,6 +53,7 @@ def upstream_filters(settings: Settings, name: str) -> list[Data]:
     script = source(upstream_script(settings, name))
     return [
         *_own_key(name, upstream),
+        *([hold_headers()] if upstream.hold_headers else []),
         extension(
             "envoy.filters.http.header_mutation",
             "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",

@@ -448,6 +448,8 @@ class UpstreamSettings(Purse):
     """Cheapest model for health calls (its own name); else the first of `models`, else that of the last request."""
     connect_timeout_s: Seconds = 2.0
     breaker: BreakerSettings = BreakerSettings()
+    hold_headers: bool = False
+    """It sends headers before the first token: hold them back until that comes, or the next upstream is asked."""
     follow_headers: bool = True
     """Let what the provider says (limits in its headers, refusals for speed) tighten the limits given here."""
     ramp: bool = False

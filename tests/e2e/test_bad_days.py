@@ -33,6 +33,7 @@ RETRY_S = 1
 TOKENS = 60
 TEXT = answer_text(0, TOKENS)
 PROMPT = [{"role": "user", "content": "hello"}]
+PREFILL = {"role": "assistant", "content": "Well,"}
 CASES = [(dialect, stream) for dialect in ("openai", "anthropic") for stream in (True, False)]
 PATIENT = {**NEVER_OPENS, "cool_down_s": RETRY_S}
 SHORT_S = 6.0
@@ -90,6 +91,7 @@ BROKEN = "APIConnectionError|RemoteProtocolError|APIError"
 THREE = (2.0 * RETRY_S, 14.0)
 """Bounds of three tries of which each fails at once: the two waits between them are kept."""
 SECOND = Told(by="primary", asked=(2, 0))
+PREFILLED = Told(by="primary", within=(RETRY_S, 6.0), asked=(2, 1), tries=2)
 ALONE = Told(error="InternalServerError", says="upstream_failed", within=THREE, asked=(6, 0), tries=3)
 
 DAYS = [
@@ -113,6 +115,13 @@ DAYS = [
         "slow-first-token;s=1.2;early-headers",
         Told(by="primary", within=(1.2, 5), asked=(1, 0)),
         Told(by="primary", within=(1.2, 5), asked=(1, 0)),
+    ),
+    Day(
+        "first token late, headers at once, `hold_headers`",
+        "slow-first-token;s=2;early-headers",
+        Told(by="backup", within=(FIRST_TOKEN_S, 1.9)),
+        Told(by="primary", within=(2, 6), asked=(1, 0)),
+        more={"hold_headers": True},
     ),
     Day(
         "cut at 40 of 60 tokens",
@@ -159,6 +168,7 @@ DAYS = [
         Told(error="InternalServerError", says="upstream_failed", within=THREE, asked=(3, 3), tries=3),
         at_backup="503",
     ),
+    Day("503 once, and the backup rejects prefill", "503", PREFILLED, PREFILLED, times=1, at_backup="prefill"),
     Day(
         "everybody silent",
         "silence",
@@ -301,13 +311,15 @@ def seen(stack: Stack, name: str) -> list[dict[str, Any]]:
     return [one for one in stack.record(name)["requests"] if one["max_tokens"] == TOKENS]
 
 
-def ask(stack: Stack, dialect: str, model: str, *, stream: bool, **headers: str) -> Got:
+def ask(
+    stack: Stack, dialect: str, model: str, *, stream: bool, prompt: list[dict[str, str]] = PROMPT, **headers: str
+) -> Got:
     """One request, as an SDK sends it, and however it ends."""
     began = time.monotonic()
     tries: list[float] = []
     hooks: dict[str, list[Callable[..., Any]]] = {"request": [lambda _: tries.append(time.monotonic() - began)]}
     named = {name.replace("_", "-"): word for name, word in headers.items()}
-    options = {"model": model, "max_tokens": TOKENS, "messages": PROMPT, "extra_headers": named}
+    options = {"model": model, "max_tokens": TOKENS, "messages": prompt, "extra_headers": named}
     library, talk = {"openai": (openai, _openai), "anthropic": (anthropic, _anthropic)}[dialect]
     with library.DefaultHttpxClient(event_hooks=hooks) as http:
         try:
@@ -396,7 +408,8 @@ def test_a_bad_day(stack: Stack, table: Table, day: Day, dialect: str, *, stream
         strike(stack, "backup", day.at_backup, None, day.slug)
     headers = {"x_request_timeout_ms": str(day.deadline_ms)} if day.deadline_ms else {}
     began = time.monotonic()
-    got = ask(stack, dialect, day.slug, stream=stream, **headers)
+    prompt = [*PROMPT, PREFILL] if day.at_backup == "prefill" else PROMPT
+    got = ask(stack, dialect, day.slug, stream=stream, prompt=prompt, **headers)
     asked = [[one["time"] - began for one in seen(stack, name)] for name in ("primary", "backup")]
     table.add(day, stream=stream, got=got, asked=asked)
     check_outcome(day, told, got)
@@ -418,7 +431,8 @@ def check_outcome(day: Day, told: Told, got: Got) -> None:
         assert (got.text, bool(got.finish)) == (TEXT, True)
         assert got.headers["x-fake-provider"] == told.by
         assert got.headers["x-tidegate-upstream"] == f"{day.slug}-{told.by}"
-        assert int(got.headers["x-tidegate-attempts"]) == sum(told.asked) - (told.tries - 1)
+        attempts = told.asked[0] - (told.tries - 1) if told.by == "primary" else sum(told.asked)
+        assert int(got.headers["x-tidegate-attempts"]) == attempts
         assert got.model == own_name(day.slug, told.by)
         return
     assert got.error is not None, f"an answer: {got.text!r}"

@@ -597,7 +597,7 @@ async def test_forty_failovers_at_once_all_succeed_and_are_charged_where_they_we
 
 async def test_failovers_into_a_small_bucket_are_counted_as_overshoot(stack: Stack) -> None:
     """Ten failovers that each saw room for one: all are served, the debt is exactly what they cost, it is told as
-    overshoot, and while in debt the upstream is neither asked nor fallen back on.
+    overshoot, and while in debt the upstream is neither asked nor fallen back on: the primary is asked a second time.
     """
     until(lambda: stack.state()["counters"]["upstream/tight/*/total"]["level"] > 59, within_s=70)
     meter, body = Meter(stack), {**chat(), "model": "tight"}
@@ -611,8 +611,8 @@ async def test_failovers_into_a_small_bucket_are_counted_as_overshoot(stack: Sta
     assert meter.counted("overshot", "upstream/tight/*/total") == pytest.approx(cost - 60, abs=5)
     async with crowd(stack) as clients:
         (refused,) = await gather(clients, 1, body, "503;provider=primary")
-    assert (refused.status, refused.headers["x-tidegate-attempts"]) == (503, "1")
-    assert counts(stack, "tight", "local") == [10, 0]
+    assert (refused.status, refused.headers["x-tidegate-attempts"]) == (503, "2")
+    assert counts(stack, "primary", "tight", "local") == [12, 10, 0]
 
 
 async def gather(clients: Crowd, count: int, body: Mapping[str, Any], fault: str) -> list[Any]:
@@ -621,8 +621,8 @@ async def gather(clients: Crowd, count: int, body: Mapping[str, Any], fault: str
 
 
 def test_a_full_upstream_is_never_entered_by_failover(stack: Stack) -> None:
-    """The next in the chain has no slot free: the order ends before it, the request fails at once, and nobody behind it
-    is asked either. When its slot is free again it serves.
+    """The next in the chain has no slot free: the order ends before it, the request fails after a second attempt at its
+    only upstream, and nobody behind it is asked either. When its slot is free again it serves.
     """
     body = {**chat(), "model": "narrow"}
     fault = {"x-fake-fault": "503;provider=primary"}
@@ -633,8 +633,8 @@ def test_a_full_upstream_is_never_entered_by_failover(stack: Stack) -> None:
         until(lambda: stack.state()["counters"]["upstream/narrow/slots"]["used"] == 1)
         refused = HTTP.post(stack.url + CHAT, json=body, headers=fault)
         assert (refused.status_code, refused.headers["x-tidegate-reason"]) == (503, "upstream_failed")
-        assert refused.headers["x-tidegate-attempts"] == "1"
-        assert counts(stack, "narrow", "local") == [1, 0]
+        assert refused.headers["x-tidegate-attempts"] == "2"
+        assert counts(stack, "primary", "narrow", "local") == [3, 1, 0]
     until(lambda: stack.state()["counters"]["upstream/narrow/slots"]["used"] == 0)
     served = HTTP.post(stack.url + CHAT, json=body, headers=fault)
     assert (served.status_code, served.headers["x-tidegate-upstream"]) == (200, "narrow")

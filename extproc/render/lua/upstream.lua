@@ -181,6 +181,18 @@ end
 
 local function order_ends_here(order) return #order == 0 or order[#order].name == SELF.name end
 
+-- Whether an upstream behind the first says that it cannot do what was asked. The first can, for all we know: what is
+-- wrong is that it failed, which passes.
+local CANNOT = { "prefill", "does not support", "not supported" }
+local function only_first(text, order)
+  if #order == 0 or order[1].name == SELF.name then return false end
+  local said = string.lower(sub(text, 1, 1024))
+  for _, words in ipairs(CANNOT) do
+    if find(said, words, 1, true) then return true end
+  end
+  return false
+end
+
 -- An answer that says what is wrong. Only what is wrong with the request itself is the caller's to read.
 local function refused(handle, text, status, order)
   local kind, code = complaint(handle, text, status)
@@ -193,7 +205,7 @@ local function refused(handle, text, status, order)
     if class == "terminal" or class == "credential" then next_please(handle, status) end
     return
   end
-  if class ~= "client" or elsewhere(status, kind, code, order) then
+  if class ~= "client" or elsewhere(status, kind, code, order) or only_first(text, order) then
     return next_please(handle, status)
   end
   if status < 400 then headers:replace(":status", "400") end
