@@ -280,9 +280,10 @@ class Flights:
         return Window(int(bucket.rate * 60), max(0, int(bucket.level_at(now))), bucket.wait_for(bucket.capacity, now))
 
     async def _attempt_failed(self, flight: Flight, record: Record) -> None:
-        if (record.upstream, record.attempt) in flight.heard:
+        told = record.upstream, record.attempt, record.duration_s
+        if told in flight.heard:
             return
-        flight.heard.add((record.upstream, record.attempt))
+        flight.heard.add(told)
         flight.attempts = max(flight.attempts, record.attempt)
         outcome = self._judge(record, flight)
         if record.flags & CLIENT_LEFT or 0 < record.status < 400:  # noqa: PLR2004 - the answer had begun

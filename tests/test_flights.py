@@ -1133,3 +1133,18 @@ def test_random_days_close_every_book(kind: type[Ledger], rounds: int) -> None:
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
+
+
+async def test_two_failures_at_an_only_upstream_are_two() -> None:
+    """Envoy's records of attempts carry no number: two of them differ by how long they took."""
+    desk = Desk(asyncio.get_running_loop())  # type: ignore[arg-type]
+    async with desk.flights.board(request(ticket="t", id="r")) as flight:
+        flight.depart(("a",), PRICES, desk.loop.time())
+        flight.again = True
+        for duration in (0.1, 0.2, 0.2):
+            failed = Record(
+                kind=RecordKind.ATTEMPT, ticket="", request_id="r", upstream="a", status=503, flags=frozenset(),
+                details="", attempt=0, duration_s=duration, first_token_s=None, shown=503,
+            )  # fmt: skip
+            await desk.flights.record(failed)
+    assert len([event for event in desk.observer.events if isinstance(event, AttemptFailed)]) == 2

@@ -53,10 +53,10 @@ class Flight:
     """See the head of this file. Times are seconds on the event loop's clock.
 
     allowance: what it took of its tenant, session and route. rates: dollars per upstream, where they are known. heard:
-    the failed attempts (upstream and number) that were reported. hurried: its time limits are the caller's own, so that
-    a timeout says nothing about an upstream. again: its only upstream may be asked a second time; tried: it was. used:
-    tokens that it really used, once that is settled. cost: dollars that it has cost so far; None as long as no price
-    was known. timed: how long its first token took was told. Before `depart` only `cancel` changes anything.
+    the failed attempts (upstream, number, seconds) that were told. hurried: its time limits are the caller's own, so
+    that a timeout says nothing about an upstream. again: its only upstream may be asked a second time; tried: it was.
+    used: tokens that it really used, once that is settled. cost: dollars that it has cost so far; None as long as no
+    price was known. timed: how long its first token took was told. Before `depart` only `cancel` changes anything.
     """
 
     request: Request
@@ -68,7 +68,7 @@ class Flight:
     departed: float | None = None
     landed: float | None = None
     attempts: int = 0
-    heard: set[tuple[str, int]] = field(default_factory=set)
+    heard: set[tuple[str, int, float]] = field(default_factory=set)
     timed: bool = False
     hurried: bool = False
     again: bool = False

@@ -149,11 +149,11 @@ OUTCOMES = {
     "too long": Way("context-length", 0),
     "refused for pace": Way("429", 0),
     "refused for credit": Way("billing", 0),
-    "refused as overloaded": Way("503", 0, stream=True),
+    "refused as overloaded, twice": Way("503", 0, stream=True, requests=2),
     "failed": Way("500", 0),
     "an error under 200": Way("error-200", 0),
-    "reset": Way("reset", INPUT, tenant=0),
-    "no first token": Way("silence", INPUT, stream=True, tenant=0),
+    "reset, twice": Way("reset", 2 * INPUT, tenant=0, requests=2),
+    "no first token, twice": Way("silence", 2 * INPUT, stream=True, tenant=0, requests=2),
     "deadline passed": Way("silence", INPUT, deadline_ms=300),
     "gone before the first token": Way("silence", INPUT, gone_after_s=0.2),
     "gone before the first token, streamed": Way("silence", INPUT, stream=True, gone_after_s=0.2),
@@ -177,7 +177,7 @@ def test_every_end_has_its_price(stack: Stack, name: str, accounting: str) -> No
     meter = Meter(stack)
     end(stack, way, {**HELLO, "model": accounting, "stream": way.stream}, team)
     books_balance(stack)
-    cost = way.cost if accounting == "actual" or not way.cost else PRICE
+    cost = way.cost if accounting == "actual" or not way.cost else way.requests * PRICE
     assert meter.spent(f"upstream/{accounting}/*/total") == pytest.approx(cost, abs=0.4)
     assert meter.spent(f"upstream/{accounting}/*/requests") == pytest.approx(way.requests, abs=0.4)
     assert meter.counted("settled") == 1
