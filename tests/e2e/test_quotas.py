@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -399,6 +400,47 @@ def test_a_limit_in_shadow_mode_counts_and_stops_nobody(stack: Stack) -> None:
     told = stack.state()["tally"]["shadowed"]
     assert told["tenant/watched/usd_hour"] == 3
     assert told["tenant/watched/requests"] == 2
+
+
+# Tokens that are left.
+
+
+def test_the_last_tokens_of_an_upstream_are_for_the_best_lane(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """From 85 % used on one lane spills and another holds, while the best goes on; it lets go when it has refilled."""
+    with running(
+        tmp_path_factory.mktemp("burn"),
+        upstreams={
+            "main": {
+                "limits": [{"tpm": 30_000, "rpm": 600_000, "burst_s": 20}],
+                "headroom": 0,
+                "accounting": "upfront",
+            },
+            "local": {"owned": True, "concurrency": 100},
+        },
+        lanes={
+            "P0": {"max_wait_s": 20},
+            "P1": {"max_wait_s": 20, "spill_after_s": 0},
+            "P2": {"max_wait_s": 20, "when_busy": "hold"},
+        },
+        tokens={"calibrate": False},
+    ) as stack:
+
+        def served(lane: str) -> str:
+            response = HTTP.post(stack.url + CHAT, json=chat(max_tokens=1000), headers={"x-tidegate-priority": lane})
+            assert response.status_code == 200, response.text
+            return str(response.headers["x-tidegate-upstream"])
+
+        went = [served("P1")]
+        while went[-1] == "main":
+            assert len(went) < 100, "it never spilled"
+            went.append(served("P1"))
+        assert len(went) > 7, "what is not reserved is for everybody"
+        assert stack.state()["counters"]["upstream/main/*/total"]["level"] > 1000 + CAP
+        with ThreadPoolExecutor(1) as pool:
+            holding = pool.submit(served, "P2")
+            assert served("P0") == "main"
+            assert holding.result() == "main"
+        assert served("P0") == "main"
 
 
 # Tenants that nobody listed.
