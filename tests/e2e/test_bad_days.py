@@ -440,6 +440,12 @@ def check_outcome(day: Day, told: Told, got: Got) -> None:
     assert kinds & set(told.error.split("|")), repr(got.error)
     said = str(got.error) + str(getattr(got.error, "body", ""))
     assert not told.says or any(word in said for word in told.says.split("|")), said
+    if told.says in ("upstream_failed", "deadline_passed"):
+        response: Any = getattr(got.error, "response", None)
+        told_all = (response.text + str(response.headers)).lower()
+        assert not [
+            word for word in ("x-tg-", "x-fake", "org-fake", "ratelimit", "sk-", "overloaded or") if word in told_all
+        ]
 
 
 def test_a_retry_after_closes_its_upstream_until_then(stack: Stack) -> None:
