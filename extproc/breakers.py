@@ -14,6 +14,8 @@ from extproc.ports import Clock, Observer
 
 __all__ = ["Breakers"]
 
+LATE = "first tokens are late"
+
 
 class Breakers:
     """One breaker per upstream. Call `tick` about four times a second.
@@ -67,7 +69,8 @@ class Breakers:
             self._note_size(upstream, evidence, cause, began=began, now=now, chance=chance)
         before, window = breaker.state, breaker.grown
         if breaker.record(outcome, began=began, now=now, chance=chance, evidence=evidence):
-            self._announce(upstream, before, cause, breaker.verdict)
+            slow = breaker.verdict.sign is Sign.SLOW
+            self._announce(upstream, before, LATE if slow else cause, breaker.verdict)
         elif breaker.grown > window:
             self.moved()
 

@@ -181,6 +181,11 @@ class Tempo:
         beyond = tail.total >= volume and tail.bad >= LEAST_BAD and tail.bad > rules.share * tail.total
         return beyond or (len(self._last) >= volume and 2 * self.late > len(self._last))
 
+    def mostly_late(self, now: float) -> bool:
+        """Whether more than half of the last are late, however few they are."""
+        self._drop(now)
+        return 2 * self.late > len(self._last)
+
     def clear(self) -> None:
         """Forget how it was of late; what is usual stays."""
         self.tail.clear()
@@ -188,10 +193,13 @@ class Tempo:
         self.late = 0
 
     def _note_late(self, late: bool, now: float) -> None:  # noqa: FBT001 - the one thing that is noted
-        last = self._last
-        last.append((now, late))
+        self._last.append((now, late))
         self.late += late
-        while len(last) > self._rules.volume or last[0][0] < now - self._rules.window_s:
+        self._drop(now)
+
+    def _drop(self, now: float) -> None:
+        last = self._last
+        while last and (len(last) > self._rules.volume or last[0][0] < now - self._rules.window_s):
             self.late -= last.popleft()[1]
 
     def _degraded(self, now: float) -> bool:

@@ -5,7 +5,8 @@ there for a while (OPEN); then one call of our own, never a user's, tries it (HA
 if not it rests twice as long, up to a cap, with jitter so that many gateways do not probe in step. A call of a few
 tokens proves little, and everything at once would fell again what has just stood up. So traffic returns by and by
 (RAMPING): a window of requests that may run there at once, which doubles five times in `ramp_s` and grows by one with
-each success; a failure begins it anew. It is over (CLOSED) after that time, once the window is twice what runs.
+each success; before anything has gone well it doubles twice and no more, and a failure begins it anew. It is over
+(CLOSED) after that time, once the window is twice what runs and most of what returned was not late.
 
 What counts as sick are so many failures in a row, so many 429s in a row, a share of failed attempts, first tokens that
 take much longer than is usual there (baseline). Each can be turned off. That our account has no credit, or that our key
@@ -42,6 +43,8 @@ __all__ = ["NOTHING", "TABLE", "Breaker", "Evidence", "Outcome", "Sign", "Signal
 
 DOUBLINGS = 5
 """How often the window of a ramp doubles in its time."""
+UNPROVEN = 2
+"""So often it does before anything that returned has gone well."""
 MOST_DOUBLINGS = 30
 KEPT_REQUESTS = 10
 """So many requests are remembered as those that led to a transition."""
@@ -145,8 +148,8 @@ class Breaker:
     """The state of one upstream. All times are seconds on the caller's clock; `chance` is in [0, 1).
 
     since: time of the last transition. rests_until: when a probe may be sent, infinite while CLOSED. openings, graves:
-    how often it opened, and was quarantined, since users were last served well. grown: successes of this ramp; fresh:
-    when it began, or began anew. verdict: why it opened last.
+    how often it opened, and was quarantined, since users were last served well. grown: successes of this ramp; proven:
+    whether anything went well in it; fresh: when it began, or began anew. verdict: why it opened last.
     """
 
     rules: BreakerRules = field(default_factory=BreakerRules)
@@ -158,6 +161,7 @@ class Breaker:
     failures: int = 0
     paced: int = 0
     grown: int = 0
+    proven: bool = False
     fresh: float = -inf
     verdict: Verdict = field(default_factory=Verdict)
     sizes: Sizes = field(init=False, compare=False)
@@ -184,6 +188,7 @@ class Breaker:
         if self.rules.ramp_s <= 0:
             return inf
         doublings = DOUBLINGS * max(0.0, now - self.fresh) / self.rules.ramp_s
+        doublings = doublings if self.proven else min(doublings, UNPROVEN)
         return (self.rules.ramp_from + self.grown) * exp2(min(MOST_DOUBLINGS, doublings))
 
     def record(
@@ -197,9 +202,11 @@ class Breaker:
         late = self._timed(evidence, now)
         sign = self._sign(outcome, now)
         if outcome is Outcome.SUCCESS:
-            self._served(late=late)
+            self._served(now, late=late)
         elif outcome is not Outcome.IGNORED:
-            self.grown, self.fresh = 0, now
+            self.grown, self.proven, self.fresh = 0, False, now
+        elif evidence.first_token_s is not None and not (late or evidence.gave_up):
+            self._prove(now)
         if evidence.request and (late or outcome not in HARMLESS):
             self._blamed.append(evidence.request)
         if sign is None and late and self._is_slow():
@@ -215,8 +222,15 @@ class Breaker:
         return self.state is State.OPEN and now >= self.rests_until
 
     def ramped(self, flying: float, now: float) -> bool:
-        """Whether its ramp is over, where `flying` requests run."""
-        return self.state is State.RAMPING and now - self.fresh >= self.rules.ramp_s and 2 * flying <= self.window(now)
+        """Whether its ramp is over, where `flying` requests run.
+
+        It is not before something has gone well, if there is traffic, nor while what returns is mostly late.
+        """
+        if self.state is not State.RAMPING or now - self.fresh < self.rules.ramp_s or 2 * flying > self.window(now):
+            return False
+        if flying and not self.proven and self.rules.ramp_s > 0:
+            return False
+        return self.tempo is None or not self.tempo.mostly_late(now)
 
     def move(self, signal: Signal, *, now: float, chance: float, grave: bool = False) -> None:
         """Follow the table. KeyError when the table has no such entry. grave: if it opens, it rests long.
@@ -275,12 +289,20 @@ class Breaker:
             return False
         return errors.total >= rules.volume and errors.bad >= rules.share * errors.total
 
-    def _served(self, *, late: bool) -> None:
+    def _served(self, now: float, *, late: bool) -> None:
         self.failures = self.paced = 0
+        if late:
+            return
         if self.state is State.CLOSED:
             self.openings = self.graves = 0
-        elif not late:
+        else:
             self.grown += 1
+            self._prove(now)
+
+    def _prove(self, now: float) -> None:
+        """Something went well: the window grows on from where it is."""
+        if not self.proven:
+            self.proven, self.fresh = True, max(self.fresh, now - UNPROVEN * self.rules.ramp_s / DOUBLINGS)
 
     def _verdict(self, sign: Sign, evidence: Evidence, now: float) -> Verdict:
         numbers, blamed = self.numbers(now), list(self._blamed)
@@ -305,6 +327,7 @@ class Breaker:
     def _forget(self, *, anew: bool) -> None:
         """What was counted in one state says nothing in the next. anew: nor does what was usual."""
         self.failures = self.paced = self.grown = 0
+        self.proven = False
         self._blamed.clear()
         if self.errors is not None:
             self.errors.clear()

@@ -306,16 +306,41 @@ def test_without_a_quarantine_both_are_failures_like_others() -> None:
 
 
 def test_a_ramp_grows_with_time_and_with_each_success() -> None:
-    """Two at first; five doublings in its time; one more with each success."""
+    """Two at first, and eight until something has gone well; then five doublings in its time, and one more with each
+    success.
+    """
     breaker = in_state(R, BreakerRules(ramp_s=10, ramp_from=2))
-    assert [breaker.window(now) for now in (0.0, 2.0, 4.0, 10.0)] == [2, 4, 8, 64]
+    assert [breaker.window(now) for now in (0.0, 2.0, 4.0, 10.0)] == [2, 4, 8, 8]
     for _ in range(3):
         assert not breaker.record(SUCCESS, began=0.0, now=0.0, chance=0.0)
-    assert breaker.window(0.0) == 5
+    assert [breaker.window(now) for now in (0.0, 2.0, 10.0)] == [5, 10, 160]
     assert (breaker.allows(4, 0.0), breaker.allows(5, 0.0)) == (True, False)
     assert breaker.window(-50.0) == 5
     assert breaker.window(1e12) < inf
     assert (in_state(C).window(0.0), in_state(O).window(0.0), in_state(H).window(0.0)) == (inf, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "evidence", "proves"),
+    [
+        (SUCCESS, Evidence(), True),
+        (IGNORED, Evidence(first_token_s=0.1), True),
+        (IGNORED, Evidence(first_token_s=0.1, gave_up=True), False),
+        (IGNORED, Evidence(), False),
+        (FAILURE, Evidence(), False),
+    ],
+)
+def test_the_first_that_goes_well_lets_the_window_grow_on(outcome: Outcome, evidence: Evidence, proves: bool) -> None:  # noqa: FBT001
+    """From where it is, however long that took: a success, or the first token of an answer that still runs."""
+    breaker = in_state(R, BreakerRules(ramp_s=10, ramp_from=2))
+    breaker.record(outcome, began=0.0, now=60.0, chance=0.0, evidence=evidence)
+    assert breaker.proven is proves
+    if proves:
+        assert [breaker.window(now) for now in (60.0, 62.0)] == [8 + 4 * breaker.grown, 16 + 8 * breaker.grown]
+        assert (breaker.ramped(5, 65.9), breaker.ramped(5, 66.0)) == (False, True)
+    else:
+        assert breaker.window(90.0) == 8
+        assert (breaker.ramped(1, 90.0), breaker.ramped(0, 90.0)) == (False, True)
 
 
 @pytest.mark.parametrize("outcome", [FAILURE, PACED])
@@ -335,10 +360,11 @@ def test_a_failure_begins_a_ramp_anew(outcome: Outcome) -> None:
 def test_a_ramp_is_over_when_its_window_no_longer_binds() -> None:
     """After its time, and once the window is twice what runs; never in another state."""
     breaker = in_state(R, BreakerRules(ramp_s=10, ramp_from=2))
+    breaker.record(SUCCESS, began=0.0, now=0.0, chance=0.0)
     assert not breaker.ramped(0, 9.9)
-    assert breaker.ramped(32, 10.0)
-    assert not breaker.ramped(33, 10.0)
-    assert breaker.ramped(33, 12.0)
+    assert breaker.ramped(48, 10.0)
+    assert not breaker.ramped(49, 10.0)
+    assert breaker.ramped(49, 12.0)
     assert not any(in_state(state).ramped(0, 100.0) for state in (C, O, H))
 
 
@@ -488,6 +514,34 @@ def test_while_traffic_returns_a_quarter_of_the_volume_will_do() -> None:
     timed(breaker, 5.0, now + 30)
     timed(breaker, 2.0, now + 30)
     assert breaker.grown == 1
+
+
+def test_a_ramp_is_not_over_while_what_returns_is_late() -> None:
+    """Most of it, however little it is; what is older than the window is forgotten."""
+    breaker, now = healthy()
+    for signal in (TRIP, RESTED, PROBE_OK):
+        breaker.move(signal, now=now, chance=0.0)
+    timed(breaker, 5.0, now + 6)
+    assert not breaker.ramped(0, now + 12)
+    timed(breaker, 2.0, now + 13)
+    assert (breaker.ramped(0, now + 18.9), breaker.ramped(0, now + 19)) == (False, True)
+    timed(breaker, 5.0, now + 20)
+    assert not breaker.ramped(0, now + 21)
+    assert breaker.ramped(0, now + 51)
+
+
+def test_late_answers_do_not_make_the_next_rest_short_again() -> None:
+    """An upstream that stays slow rests twice as long each time, so it does not flap."""
+    breaker, now = healthy(BreakerRules(cool_down_s=5, cool_down_max_s=60))
+    rests = []
+    for _ in range(4):
+        while not timed(breaker, 9.0, now + 10):
+            now += 1
+        rests.append(breaker.rests_until - now - 10)
+        now = breaker.rests_until
+        for signal in (RESTED, PROBE_OK, RAMPED):
+            breaker.move(signal, now=now, chance=0.0)
+    assert rests == [5, 10, 20, 40]
 
 
 def test_a_reset_forgets_what_was_usual() -> None:

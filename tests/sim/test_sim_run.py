@@ -154,6 +154,24 @@ def test_ten_minutes_without_the_first_upstream_are_not_noticed(tmp_path):
     assert back > 0.2 * ours.all.offered
 
 
+def test_an_upstream_that_is_slow_without_any_error_is_left_until_it_is_well(tmp_path):
+    """Its canaries are answered all the time; a few requests at a time find out that it is as slow as before."""
+    scenario = changed(
+        Scenario(),
+        faults=["slow openai at 120 for 200 by 5"],
+        bursts=["P1 for 450 rps 1.5 prompt 200-1500 output 50-200"],
+    )
+    policies = (PolicyName.NONE, PolicyName.TIDEGATE)
+    both = run(tmp_path, BOTH, scenario, trace=None, loads=(1.0,), policies=policies)
+    ours = both[PolicyName.TIDEGATE]
+    assert (ours.all.served, sum(ours.all.failed.values())) == (ours.all.offered, 0)
+    states = [tuple(move.partition(":")[0].split()[1::2]) for move in ours.breaker_moves]
+    assert states[0] == ("closed", "open")
+    assert states[-1] == ("ramping", "closed")
+    assert [state for state in states if "closed" in state] == [states[0], states[-1]]
+    assert ours.breaker_moves[0].endswith("first tokens are late")
+
+
 def test_an_engine_whose_metrics_are_lost_is_neither_stopped_nor_flooded(tmp_path):
     """A trickle goes on."""
     scenario = changed(Scenario(), faults=["blind pool at 0 for 3600"])
