@@ -302,3 +302,15 @@ def test_a_trace_that_is_none_is_said(tmp_path):
     path.write_text("seconds,prompt_tokens,output_tokens\n1,1,1\n2,1,1\n")
     with pytest.raises(SettingsError, match="nothing limits it"):
         compare(Options(parse(LEARNING, "test"), trace=path), quiet)
+
+
+def test_dollars_that_are_spent_steer_in_the_simulator_too(tmp_path):
+    """Prices that hold from a day are known there: its calendar is later than any."""
+    dated = "prices: {m: [{from: 2026-01-01, input: 10, output: 10}]}, usd_per_month: 1"
+    limited = BOTH.replace("provider: openai,", f"provider: openai, {dated},")
+    calm = {"loads": (0.3,), "policies": (PolicyName.TIDEGATE,), "count": 300}
+    [free, steered] = [run(tmp_path, config, **calm)[PolicyName.TIDEGATE] for config in (BOTH, limited)]
+    assert free.upstreams["openai"].served_tokens > 300_000
+    assert 80_000 < steered.upstreams["openai"].served_tokens <= 100_000
+    assert steered.upstreams["pool"].served_tokens > 200_000
+    assert "spend_budget" not in steered.refusals
