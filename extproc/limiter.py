@@ -233,10 +233,21 @@ class Limiter:
 
     def _affordable(self, wants: Wants) -> tuple[str, ...]:
         """Those of its upstreams whose own dollars allow it."""
-        if wants.costless is None:
-            return wants.names
+        return wants.names if wants.costless is None else self._paid_from(wants, wants.costless)
+
+    def _paid_from(self, wants: Wants, costless: frozenset[str], taken: str = "") -> tuple[str, ...]:
+        """The same; what it costs at `taken` has been taken."""
         store, now = self._capacity.levels(), self._clock.time()
-        return affordable(wants.names, wants.costless, lambda name: dollars_lack(wants.prices[name], store, now))
+        return affordable(
+            wants.names, costless, lambda name: name != taken and dollars_lack(wants.prices[name], store, now)
+        )
+
+    def _strays(self, wants: Wants, name: str) -> bool:
+        """Whether it was given one that is paid for want of another's dollars, which were left when it was asked for.
+
+        Others of the same batch have taken them; so it is not let go but asked for anew.
+        """
+        return wants.costless is not None and name not in self._paid_from(wants, wants.costless, taken=name)
 
     def _in_view(self, request: Request, wants: Wants) -> list[str]:
         """Those of them that it waits for."""
@@ -493,7 +504,7 @@ class Limiter:
                 progress, whole = True, whole and not followed
                 if not self._capacity.immediate:
                     deep[line] = min(2 * deep.get(line, 1), MAX_DEPTH)
-                if head.gone:
+                if head.gone or self._strays(_turn(head).wants, answer.option.name):
                     await self._give_back(answer.option)
                 else:
                     self._grant(head, answer)

@@ -1645,3 +1645,25 @@ def test_what_is_reserved_for_the_best_lane_makes_others_spill_or_hold(kind: typ
         await bench.stop()
 
     play(scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dollars_that_others_of_a_batch_have_taken_move_nobody_to_a_paid_one(kind: type[Ledger]) -> None:
+    """Two are asked for at once, what is left covers one: the other waits for what is free."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        store = {**slots(a=(2, 2), b=(1, 1), z=(1, 1)), **purse(loop, 1.5)}
+        bench = Bench(loop, store, kind)
+        best, other = [bench.send("abz", lane=lane) for lane in ("P0", "P1")]
+        await asyncio.sleep(2)
+        await bench.capacity.change([Change("upstream/a/slots", 2.0), Change("upstream/b/slots", 1.0)])
+        bench.limiter.kick()
+        await asyncio.sleep(1)
+        assert (best.result().upstream, other.done()) == ("a", False)
+        await bench.free("upstream/z/slots")
+        assert (await other).upstream == "z"
+        left = {key: bench.store[key].free_at(loop.time()) for key in store}
+        assert left == {"upstream/a/slots": 1, "upstream/b/slots": 1, "upstream/z/slots": 0, "upstream/a/usd_hour": 0.5}
+        await bench.stop()
+
+    play(scenario)
