@@ -280,7 +280,8 @@ class Flights:
         return Window(int(bucket.rate * 60), max(0, int(bucket.level_at(now))), bucket.wait_for(bucket.capacity, now))
 
     async def _attempt_failed(self, flight: Flight, record: Record) -> None:
-        told = record.upstream, record.attempt, record.duration_s
+        # Their records carry no number: two at one upstream differ by how long they took.
+        told = record.upstream, record.attempt, record.duration_s if flight.again else 0.0
         if told in flight.heard:
             return
         flight.heard.add(told)

@@ -53,10 +53,11 @@ class Flight:
     """See the head of this file. Times are seconds on the event loop's clock.
 
     allowance: what it took of its tenant, session and route. rates: dollars per upstream, where they are known. heard:
-    the failed attempts (upstream, number, seconds) that were told. hurried: its time limits are the caller's own, so
-    that a timeout says nothing about an upstream. again: its only upstream may be asked a second time; tried: it was.
-    used: tokens that it really used, once that is settled. cost: dollars that it has cost so far; None as long as no
-    price was known. timed: how long its first token took was told. Before `depart` only `cancel` changes anything.
+    the failed attempts that were told (upstream, number, and seconds where one upstream may be asked twice). hurried:
+    its time limits are the caller's own, so that a timeout says nothing about an upstream. again: its only upstream may
+    be asked a second time; tried: it was. used: tokens that it really used, once that is settled. cost: dollars that it
+    has cost so far; None as long as no price was known. timed: how long its first token took was told. Before `depart`
+    only `cancel` changes anything.
     """
 
     request: Request
