@@ -49,8 +49,12 @@ local function item_says(s, at)
   return (kind ~= "text" and kind ~= "output_text") or filled(s, at.text)
 end
 
--- Whether the answer with members `at` says anything.
+-- Whether the answer with members `at` says anything. Nearly all show it at the first look; a key is never found inside
+-- a string, whose quotes are escaped.
 local function answer_says(s, at)
+  if at.choices and find(s, '"content"%s*:%s*"[^"]', at.choices) then return true end
+  local blocks = at.content or at.output
+  if blocks and find(s, '"text"%s*:%s*"[^"]', blocks) then return true end
   return any(s, at.choices, choice_says) or any(s, at.content, item_says) or any(s, at.output, item_says)
 end
 
