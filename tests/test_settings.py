@@ -204,6 +204,16 @@ def test_all_mistakes_are_told_at_once() -> None:
     assert [line.partition(":")[0] for line in found] == ["gateway.port", "gateway.prot", "lanes.P0.max_wait_s", "x"]
 
 
+def test_a_chain_may_end_on_words_of_the_operators_own() -> None:
+    """A last resort is something that never fails; without a text it is none."""
+    route = (
+        parse(plain(owned=None).replace("chain", "last_resort: {text: Sorry.}\n  chain"), "file", {}).policy().routes[0]
+    )
+    assert (route.last_resort, route.unasked) == ("Sorry.", False)
+    with pytest.raises(SettingsError, match="last_resort"):
+        parse(plain(owned=None).replace("chain", "last_resort: {text: ''}\n  chain"), "file", {})
+
+
 def test_an_unowned_end_can_be_acknowledged() -> None:
     """Who says so may depend on a provider alone."""
     settings = parse(plain(owned=None).replace("chain", "acknowledge_unowned: true\n  chain"), "file", {})
