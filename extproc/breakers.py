@@ -35,6 +35,7 @@ class Breakers:
         self.by_name = {upstream.name: Breaker(upstream.breaker) for upstream in upstreams}
         self.moved: Callable[[], None] = lambda: None
         self.flying: Callable[[str], float] = lambda _: 0.0
+        self._before: dict[str, float] = {}
         self._clock = clock
         self._observe = observer
         self._chance = chance
@@ -44,7 +45,7 @@ class Breakers:
         breaker = self.by_name[upstream]
         if breaker.state is not State.RAMPING:
             return breaker.state is State.CLOSED
-        return breaker.allows(self.flying(upstream), self._clock.time())
+        return breaker.allows(self._returned(upstream), self._clock.time())
 
     def fits(self, upstream: str, prompt: int) -> bool:
         """Whether prompts of so many tokens are not kept away from there."""
@@ -97,7 +98,7 @@ class Breakers:
         now = self._clock.time()
         for name, breaker in self.by_name.items():
             if breaker.state is State.RAMPING:
-                if breaker.ramped(self.flying(name), now):
+                if breaker.ramped(self._returned(name), now):
                     self.signal(name, Signal.RAMPED, "traffic has returned")
                 else:
                     self.moved()
@@ -131,8 +132,16 @@ class Breakers:
             )
             self.moved()
 
+    def _returned(self, upstream: str) -> float:
+        """How many run there beyond what ran when traffic began to return, as far as that has not ended."""
+        running = self.flying(upstream)
+        before = self._before[upstream] = min(self._before.get(upstream, 0.0), running)
+        return running - before
+
     def _announce(self, upstream: str, before: State, cause: str, verdict: Verdict) -> None:
         breaker, numbers = self.by_name[upstream], dict(verdict.numbers)
+        if breaker.state is State.RAMPING:
+            self._before[upstream] = self.flying(upstream)
         if breaker.state is State.OPEN and isfinite(breaker.rests_until):
             numbers["rest_s"] = round(breaker.rests_until - self._clock.time(), 3)
         sign = verdict.sign or ""

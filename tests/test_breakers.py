@@ -150,6 +150,24 @@ def test_while_traffic_returns_so_many_may_run_as_its_window_says(board: Board) 
     assert board.breakers.state()["a"]["window"] == 3.0
 
 
+def test_what_ran_before_traffic_returned_takes_no_room_of_its_window(board: Board) -> None:
+    """Long answers of the time before keep nobody away, nor the ramp from its end."""
+    running = 50
+    board.breakers.flying = lambda _: running
+    returning(board)
+    assert board.breakers.allows("a")
+    running = 52
+    assert not board.breakers.allows("a")
+    running = 10
+    assert board.breakers.allows("a")
+    running = 12
+    assert not board.breakers.allows("a")
+    running = 10
+    board.clock.now += 10
+    board.breakers.tick()
+    assert board.breakers.by_name["a"].state is State.CLOSED
+
+
 def test_time_widens_the_window_and_ends_the_ramp(board: Board) -> None:
     """Waiters are looked at while it grows; at its end it is closed like any other."""
     returning(board)
