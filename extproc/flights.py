@@ -35,7 +35,7 @@ from extproc.core.quota import PERIODS
 from extproc.core.refusal import Reason, Rejected, Window
 from extproc.core.request import Request, Size, Usage
 from extproc.core.retries import RetryBudget
-from extproc.core.routing import slots_key
+from extproc.core.routing import is_callers_word, slots_key
 from extproc.dialects import ErrorClass, classify, usage_of
 from extproc.ports import Capacity, Clock, Observer, Record, RecordKind
 
@@ -348,6 +348,8 @@ class Flights:
         outcome = _outcome(record, self._provider(record.upstream))
         if flight is not None and flight.hurried and "upstream_request_timeout" in record.flags:
             outcome = Outcome.IGNORED
+        if flight is not None and outcome is Outcome.FAILURE and record.status == NOT_FOUND:
+            outcome = self._not_found(record.upstream, flight.request.model)
         what = record.error or ", ".join(sorted(record.flags)) or "no answer"
         cause = f"status {record.status}: {what}"
         if flight is None:
@@ -356,6 +358,12 @@ class Flights:
         else:
             self._tell_breaker(flight, record, outcome, cause, malformed=record.error.startswith(MALFORMED))
         return outcome
+
+    def _not_found(self, upstream: str, model: str) -> Outcome:
+        """A model that is missing is our mistake, but where a caller may ask for any name it says nothing."""
+        place = self._policy.upstreams.get(upstream)
+        invented = place is not None and is_callers_word(self._policy, place, model)
+        return Outcome.IGNORED if invented else Outcome.FAILURE
 
     def _time(self, flight: Flight, record: Record) -> None:
         """How long its first token took, or that it did not come in this time, is all that it says."""

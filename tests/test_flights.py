@@ -804,6 +804,19 @@ def test_what_a_failed_attempt_says_about_its_upstream(record: dict[str, Any], s
     play(scenario)
 
 
+def test_a_missing_model_that_only_its_caller_named_says_nothing() -> None:
+    """Or whoever asks for what does not exist would close an engine to everybody."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, policy=replace(POLICY, routes=(Route("any", ("*",), ("a",)),)))
+        trip = await desk.take_off("ab")
+        await trip.failed("a", status=404, error="-/account_deactivated")
+        assert desk.breakers.by_name["a"].failures == 0
+        await trip.land()
+
+    play(scenario)
+
+
 @pytest.mark.parametrize(("status", "tail", "kept"), [(503, {}, 60), (200, {"events": 7}, 67), (200, {}, 100)])
 def test_what_was_ended_here_is_booked_as_if_its_client_had_left(
     kind: type[Ledger], status: int, tail: dict[str, Any], kept: float

@@ -22,8 +22,8 @@ from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Ability, Dialect, Endpoint, Size
 
 __all__ = [
-    "affordable", "bucket_key", "claims", "dollars_lack", "eligible", "fitting", "kv_key", "limits_of", "matches",
-    "options", "order", "priorities", "reserve_of", "route_of", "slots_key",
+    "affordable", "bucket_key", "claims", "dollars_lack", "eligible", "fitting", "is_callers_word", "kv_key",
+    "limits_of", "matches", "options", "order", "priorities", "reserve_of", "route_of", "slots_key",
 ]  # fmt: skip
 
 KNOW_PRIORITIES = frozenset({"vllm", "sglang", "fake", "compatible"})
@@ -48,6 +48,12 @@ def route_of(policy: Policy, model: str) -> Route:
 def matches(model: str, patterns: Iterable[str]) -> bool:
     """Whether `model` is one of these names or fits one of these shell-style patterns."""
     return any(fnmatchcase(model, pattern) for pattern in patterns)
+
+
+def is_callers_word(policy: Policy, upstream: Upstream, model: str) -> bool:
+    """Whether `upstream` is asked for `model` by a name that is written nowhere here: a pattern lets callers say it."""
+    written = any(model in route.models for route in policy.routes)
+    return not written and upstream.own_name(model) == model and any(matches(model, r.models) for r in policy.routes)
 
 
 def eligible(

@@ -20,6 +20,7 @@ from extproc.core.routing import (
     dollars_lack,
     eligible,
     fitting,
+    is_callers_word,
     kv_key,
     limits_of,
     matches,
@@ -76,6 +77,26 @@ def test_patterns_are_case_sensitive_shell_patterns() -> None:
         False,
     ]
     assert not matches("gpt-5", [])
+
+
+@pytest.mark.parametrize(
+    ("models", "own", "invented"),
+    [
+        (("*",), {}, True),
+        (("m",), {}, False),
+        (("*",), {"m": "own"}, False),
+        (("x-*",), {}, False),
+        (("x-*", "m"), {}, False),
+    ],
+)
+def test_a_name_that_only_a_pattern_lets_pass_is_the_callers(
+    models: tuple[str, ...],
+    own: dict[str, str],
+    invented: bool,  # noqa: FBT001
+) -> None:
+    """What is written in a route, or translated for the upstream, is the operator's."""
+    rules = policy(upstream("a", models=own), routes=(Route("r", models, ("a",)),))
+    assert is_callers_word(rules, rules.upstreams["a"], "m") is invented
 
 
 def test_only_upstreams_that_speak_the_dialect_are_eligible() -> None:
