@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,17 @@ from extproc.core.capacity import Ask, Claim, Option, Store
 from extproc.core.events import AttemptFailed, Overshot, Settled, SizesMoved
 from extproc.core.flight import Flight
 from extproc.core.forecast import Pace
-from extproc.core.policy import Accounting, BreakerRules, Dollars, Policy, Prices, SessionLimits, Tenant, Upstream
+from extproc.core.policy import (
+    Accounting,
+    BreakerRules,
+    Dollars,
+    Policy,
+    Prices,
+    Route,
+    SessionLimits,
+    Tenant,
+    Upstream,
+)
 from extproc.core.quota import account_of, purse, route_place, upstream_place
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Dialect, Request, Size, Usage
