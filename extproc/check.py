@@ -30,7 +30,8 @@ def validate(settings: Settings) -> None:
         missing.append(f"identity.jwt.jwks_file: {settings.identity.jwt.jwks_file} cannot be read, or is empty")
     if missing:
         raise SettingsError(missing)
-    validate_envoy(to_yaml(bootstrap(settings)))
+    read_at_once = settings.gateway.model_copy(update={"secrets_dir": None})  # what is there may not be written yet
+    validate_envoy(to_yaml(bootstrap(settings.model_copy(update={"gateway": read_at_once}))))
 
 
 def ask(settings: Settings) -> list[str]:

@@ -77,11 +77,18 @@ def check(
 
 
 @app.command()
-def render(config: Config = None) -> None:
+def render(
+    config: Config = None,
+    *,
+    write_secrets: Annotated[bool, typer.Option(help="Write the files of gateway.secrets_dir, too.")] = False,
+) -> None:
     """Print the Envoy configuration that belongs to the config."""
-    from extproc.render.envoy import bootstrap, to_yaml  # noqa: PLC0415
+    from extproc.render import envoy  # noqa: PLC0415
 
-    typer.echo(to_yaml(bootstrap(_settings(config))), nl=False)
+    settings = _settings(config)
+    if write_secrets:
+        envoy.write_secrets(settings)
+    typer.echo(envoy.to_yaml(envoy.bootstrap(settings)), nl=False)
 
 
 @app.command("fake-provider")

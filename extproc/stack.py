@@ -25,7 +25,7 @@ from typing import Any, Self
 
 import yaml
 
-from extproc.render.envoy import bootstrap, to_yaml
+from extproc.render.envoy import bootstrap, to_yaml, write_secrets
 from extproc.settings import Settings, UpstreamSettings
 
 __all__ = ["Stack", "StackError", "envoy_binary", "free_ports"]
@@ -66,7 +66,7 @@ class Stack:
         config = self.workdir / "tidegate.yaml"
         config.write_text(yaml.safe_dump(self.settings.model_dump(mode="json"), sort_keys=False), "utf-8")
         envoy = self.workdir / "envoy.yaml"
-        envoy.write_text(to_yaml(bootstrap(self.settings)), "utf-8")
+        envoy.write_text(to_yaml(bootstrap(self._with_secrets())), "utf-8")
         try:
             for name in self.fakes:
                 self.start_fake(name)
@@ -75,6 +75,16 @@ class Stack:
         except BaseException:
             self.stop()
             raise
+
+    def _with_secrets(self) -> Settings:
+        """The settings with a folder of ours from which Envoy follows the keys, where they name none."""
+        if self.settings.gateway.secrets_dir:
+            return self.settings
+        folder = self.workdir.absolute() / "secrets"
+        gateway = self.settings.gateway.model_copy(update={"secrets_dir": str(folder)})
+        settings = self.settings.model_copy(update={"gateway": gateway})
+        write_secrets(settings)
+        return settings
 
     def start_fake(self, name: str) -> None:
         """Start one fake provider and wait until it answers."""

@@ -26,10 +26,10 @@ from extproc.render.listener import listener
 from extproc.render.probe import probe_listener
 from extproc.render.shape import Data, address
 from extproc.render.text import to_yaml
-from extproc.render.upstream import secrets
+from extproc.render.upstream import secret_files, secrets
 from extproc.settings import Settings
 
-__all__ = ["RenderError", "bootstrap", "find_envoy", "to_yaml", "validate"]
+__all__ = ["RenderError", "bootstrap", "find_envoy", "to_yaml", "validate", "write_secrets"]
 
 _VALIDATION_TIMEOUT_S = 60
 _LONGEST = 1000
@@ -53,6 +53,14 @@ def bootstrap(settings: Settings) -> Data:
             "clusters": clusters(settings),
         },
     }
+
+
+def write_secrets(settings: Settings) -> None:
+    """Write what Envoy has to find in `gateway.secrets_dir`. OSError when that cannot be done."""
+    for name, text in secret_files(settings).items():
+        file = Path(settings.gateway.secrets_dir or "", name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
 
 
 def find_envoy(name: str = "envoy") -> str:

@@ -4,12 +4,15 @@ All attempts of a request share one header map: what one upstream's filters set 
 chain sets or removes each header that any other chain sets, and in any order of upstreams each sees only its own.
 
 Credentials: the caller's never leave the gateway, and each upstream sees its own only. They are read by Envoy itself
-from `key_file` and are in no rendered text.
+from `key_file` and are in no rendered text. Envoy reads a key once, at its start; with `gateway.secrets_dir` it watches
+the folder of the key, and a key that is replaced there by a rename (`mv`, or what Kubernetes does) is in use at once.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 from extproc.core.request import Dialect
 from extproc.render.hold import hold_headers
@@ -17,7 +20,7 @@ from extproc.render.lua import upstream_script
 from extproc.render.shape import Data, extension, set_header, source
 from extproc.settings import PROVIDERS, Settings, UpstreamSettings
 
-__all__ = ["secrets", "upstream_filters"]
+__all__ = ["secret_files", "secrets", "upstream_filters"]
 
 _ANTHROPIC_VERSION = "2023-06-01"
 
@@ -39,12 +42,27 @@ _OUR_NAMES = ("x-tidegate-", "x-envoy-")
 
 
 def secrets(settings: Settings) -> list[Data]:
-    """The keys, as secrets that Envoy reads from their files."""
-    return [
-        {"name": _secret(name), "generic_secret": {"secret": {"filename": upstream.key_file}}}
-        for name, upstream in settings.upstreams.items()
-        if upstream.key_file
-    ]
+    """The keys, as secrets that Envoy reads from their files at its start; none where they are watched."""
+    return [] if settings.gateway.secrets_dir else [_secret_of(name, file) for name, file in _key_files(settings)]
+
+
+def secret_files(settings: Settings) -> dict[str, str]:
+    """What has to be in `gateway.secrets_dir`: file name -> text. It tells Envoy where each key is, not the key."""
+    if not settings.gateway.secrets_dir:
+        return {}
+    kind = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
+    return {
+        f"{name}.json": json.dumps({"resources": [{"@type": kind, **_secret_of(name, file)}]})
+        for name, file in _key_files(settings)
+    }
+
+
+def _key_files(settings: Settings) -> Iterator[tuple[str, str]]:
+    return ((name, upstream.key_file) for name, upstream in settings.upstreams.items() if upstream.key_file)
+
+
+def _secret_of(name: str, file: str) -> Data:
+    return {"name": _secret(name), "generic_secret": {"secret": {"filename": file}}}
 
 
 def upstream_filters(settings: Settings, name: str) -> list[Data]:
@@ -52,7 +70,7 @@ def upstream_filters(settings: Settings, name: str) -> list[Data]:
     upstream = settings.upstreams[name]
     script = source(upstream_script(settings, name))
     return [
-        *_own_key(name, upstream),
+        *_own_key(settings, name),
         *([hold_headers()] if upstream.hold_headers else []),
         extension(
             "envoy.filters.http.header_mutation",
@@ -67,13 +85,21 @@ def upstream_filters(settings: Settings, name: str) -> list[Data]:
     ]
 
 
-def _own_key(name: str, upstream: UpstreamSettings) -> Iterator[Data]:
+def _own_key(settings: Settings, name: str) -> Iterator[Data]:
+    upstream, folder = settings.upstreams[name], settings.gateway.secrets_dir
     if upstream.key_file:
+        watched = {
+            "path": f"{folder}/{name}.json",
+            "watched_directory": {"path": str(Path(upstream.key_file).parent)},
+        }
         provider = PROVIDERS[upstream.provider]
         credential = extension(
             "envoy.http.injected_credentials.generic",
             "envoy.extensions.http.injected_credentials.generic.v3.Generic",
-            credential={"name": _secret(name)},
+            credential={
+                "name": _secret(name),
+                **({"sds_config": {"path_config_source": watched}} if folder else {}),
+            },
             header=provider.key_header,
             **({"header_value_prefix": provider.key_prefix} if provider.key_prefix else {}),
         )

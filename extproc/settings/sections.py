@@ -114,6 +114,8 @@ class GatewaySettings(Section):
     """How long a client may take to send its request; the wait in a queue does not count."""
     idle_timeout_s: Seconds = 960.0
     """Longest silence on one request, waiting included."""
+    secrets_dir: str | None = None
+    """Folder of the files by which Envoy follows keys that are replaced; without it a key is read at Envoy's start."""
 
 
 class ServiceSettings(Section):

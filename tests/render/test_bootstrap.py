@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc.render.envoy import RenderError, bootstrap, to_yaml, validate
+from extproc.render.envoy import RenderError, bootstrap, to_yaml, validate, write_secrets
 from extproc.render.names import SERVICE_CLUSTER
 from extproc.settings import Settings, load, parse
 from tests.render.rig import Data, manager_of, settings_of, upstream
@@ -85,6 +85,21 @@ def test_parts_of_the_flood_guard_can_be_off(flood: str) -> None:
     validate(to_yaml(config))
     guards = [item for item in manager_of(config)["http_filters"] if "local_ratelimit" in item["name"]]
     assert len(guards) == (flood.count("null") == 1)
+
+
+@pytest.mark.e2e
+def test_keys_are_followed_where_a_folder_is_named(files: dict[str, str], tmp_path: Path) -> None:
+    """One file for each upstream with a key, which tells where it is; the keys themselves are nowhere."""
+    settings = everything(files)
+    gateway = settings.gateway.model_copy(update={"secrets_dir": str(tmp_path / "told" / "here")})
+    settings = settings.model_copy(update={"gateway": gateway})
+    write_secrets(settings)
+    told = {file.stem: file.read_text("utf-8") for file in (tmp_path / "told" / "here").iterdir()}
+    assert set(told) == {name for name, upstream in settings.upstreams.items() if upstream.key_file}
+    text = to_yaml(bootstrap(settings))
+    validate(text)
+    key = Path(files["key"]).read_text("utf-8").strip()
+    assert not [one for one in (text, *told.values()) if key in one]
 
 
 @pytest.mark.e2e
