@@ -95,7 +95,7 @@ def needs(tally: Tally, values: dict[str, Any], schemas: tuple[str, ...]) -> fro
     last = messages[-1] if isinstance(messages, list) and messages else None
     found = {
         Ability.TOOLS: tally.tools > 0,
-        Ability.IMAGES: tally.images > 0,
+        Ability.IMAGES: tally.sees,
         Ability.JSON: any(_is_json(values[key]) for key in schemas if key in values),
         Ability.PREFILL: isinstance(last, dict) and last.get("role") == "assistant",
     }

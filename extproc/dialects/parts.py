@@ -39,9 +39,12 @@ SEALED_CHARS_PER_TOKEN = 6
 
 
 class Tally:
-    """The prompt so far. `stored` is the first id of a file kept at the provider, which binds to one account."""
+    """The prompt so far. `stored` is the first id of a file kept at the provider, which binds to one account.
 
-    __slots__ = ("images", "items", "messages", "stored", "texts", "tokens", "tools")
+    `sees`: it has an image, whatever that costs.
+    """
+
+    __slots__ = ("images", "items", "messages", "sees", "stored", "texts", "tokens", "tools")
 
     def __init__(self) -> None:
         """Start empty."""
@@ -51,6 +54,7 @@ class Tally:
         self.tools = 0
         self.images = 0
         self.tokens = 0
+        self.sees = False
         self.stored: str | None = None
 
     def words(self, value: object) -> None:
@@ -143,6 +147,7 @@ def _called(tally: Tally, part: dict[str, Any]) -> None:
 
 
 def _image(tally: Tally, part: dict[str, Any]) -> None:
+    tally.sees = True
     inner = part.get("image_url")
     detail = inner.get("detail") if isinstance(inner, dict) else part.get("detail")
     if detail == "low":
@@ -154,7 +159,9 @@ def _image(tally: Tally, part: dict[str, Any]) -> None:
 
 def _drawn(tally: Tally, part: dict[str, Any]) -> None:
     """Count an image that the model drew in an earlier turn."""
-    tally.images += bool(part.get("result"))
+    if part.get("result"):
+        tally.sees = True
+        tally.images += 1
 
 
 def _audio(tally: Tally, part: dict[str, Any]) -> None:

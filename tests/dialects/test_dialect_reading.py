@@ -643,6 +643,7 @@ class TestSessions:
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+SKETCH = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}}
 BEGUN = {"role": "assistant", "content": "Sure:"}
 JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
 
@@ -660,6 +661,9 @@ class TestNeeds:
             (Endpoint.CHAT, {"messages": HELLO, "response_format": JSON}, "json"),
             (Endpoint.CHAT, {"messages": HELLO, "response_format": {"format": "text", "type": {}}}, ""),
             (Endpoint.CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, "images"),
+            (Endpoint.CHAT, {"messages": [{"role": "user", "content": [SKETCH]}]}, "images"),
+            (Endpoint.RESPONSES, {"input": [{"type": "image_generation_call", "result": "AAAA"}]}, "images"),
+            (Endpoint.RESPONSES, {"input": [{"type": "image_generation_call", "result": None}]}, ""),
             (Endpoint.CHAT, {"messages": [*HELLO, BEGUN]}, "prefill"),
             (Endpoint.CHAT, {"messages": [*HELLO, BEGUN, *HELLO]}, ""),
             (Endpoint.RESPONSES, {"input": "x", "text": {"format": JSON}}, "json"),
