@@ -142,8 +142,9 @@ class Reception:
         """The same once its prompt is counted: `counted` tokens, before the learned correction."""
         policy, tenant, capped = self._policy, greeting.caller.tenant, call.output_cap is not None
         usual = self._outputs.usual(tenant.name, call.model, capped=capped) * call.choices
-        size = self._size(call, route, tenant, counted, usual)
         pin = self._pin(call.state, route)
+        able = routing.able(policy, route, greeting.endpoint.dialect, pin, call.needs)
+        size = self._size(call, route, able, tenant, counted, usual)
         request = self._request(greeting, call, route, size, counted, body)
         names, too_large = self._eligible(request, route, pin, call.needs)
         prices = {
@@ -203,8 +204,11 @@ class Reception:
             return await loop.run_in_executor(self._executor, tokens.estimate, call.prompt, call.model)
         return tokens.estimate(call.prompt, call.model)
 
-    def _size(self, call: Call, route: Route, tenant: Tenant, counted: int, usual: int) -> Size:
-        """What to reserve. An output that the client did not limit never makes a request too large that could fit."""
+    def _size(self, call: Call, route: Route, able: tuple[str, ...], tenant: Tenant, counted: int, usual: int) -> Size:
+        """What to reserve. An output that the client did not limit never makes a request too large that could fit.
+
+        able: the upstreams that could serve it if it is small enough.
+        """
         prompt = self._calibration.correct(self._policy.upstreams[route.chain[0]].own_name(call.model), counted)
         if not call.endpoint.generates:
             return Size(prompt, 0)
@@ -212,7 +216,7 @@ class Reception:
             return Size(prompt, call.output_cap)
         if tenant.tpm is not None:
             usual = min(usual, max(1, tenant.tpm - prompt))
-        return routing.fitting(self._policy, route, Size(prompt, usual), capped=False, model=call.model)
+        return routing.fitting(self._policy, able, Size(prompt, usual), capped=False, model=call.model)
 
     def _request(self, greeting: Greeting, call: Call, route: Route, size: Size, counted: int, body: bytes) -> Request:
         headers, tenant = greeting.head.headers, greeting.caller.tenant

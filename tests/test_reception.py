@@ -135,6 +135,22 @@ def test_what_is_usual_never_makes_a_request_too_large(desk: Desk) -> None:
     assert refusal.value.reason is Reason.TOO_LARGE
 
 
+def test_who_cannot_serve_it_is_no_reason_to_reserve_more_than_others_hold() -> None:
+    """A wide upstream that lacks what it needs, or speaks another API, does not make it too large for a narrow one."""
+    rules = CONFIG.replace("chain: [a]", "chain: [wide, narrow]").replace(
+        "upstreams:",
+        """upstreams:
+  wide: {provider: vllm, url: http://v:8000, concurrency: 9, lacks: [json]}
+  narrow: {provider: vllm, url: http://v:8000, concurrency: 9, window: 300, dialects: [openai, anthropic]}""",
+    )
+    desk = Desk(parse(rules, "test").policy())
+    request, wants = desk.priced(chat(response_format={"type": "json_object"}))
+    assert (wants.names, request.size.total) == (("narrow",), 300)
+    request, wants = desk.priced(chat(), path="/v1/messages")
+    assert (wants.names, request.size.total) == (("narrow",), 300)
+    assert desk.priced(chat())[1].names == ("wide",)
+
+
 def test_a_small_limit_serves_small_requests_from_the_start() -> None:
     """Before anything is learned, a limit below the prior refuses nobody."""
     desk = Desk(parse(CONFIG.replace("20_000", "300"), "test").policy())

@@ -22,7 +22,7 @@ from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Ability, Dialect, Endpoint, Size
 
 __all__ = [
-    "affordable", "bucket_key", "claims", "dollars_lack", "eligible", "fitting", "is_callers_word", "kv_key",
+    "able", "affordable", "bucket_key", "claims", "dollars_lack", "eligible", "fitting", "is_callers_word", "kv_key",
     "limits_of", "matches", "options", "order", "priorities", "reserve_of", "route_of", "slots_key",
 ]  # fmt: skip
 
@@ -67,32 +67,42 @@ def eligible(
 ) -> tuple[str, ...]:
     """The upstreams of the chain that could ever serve this request, in order.
 
-    Rejects as `no_upstream` when none speaks the dialect, or can do what it needs; as `too_large` when it exceeds every
-    window and limit.
+    Rejects as `able` does, and as `too_large` when it exceeds every window and limit.
+    """
+    names = able(policy, route, dialect, pin, needs)
+    large_enough = tuple(name for name in names if _holds(policy.upstreams[name], model, size))
+    if not large_enough:
+        raise Rejected(Reason.TOO_LARGE, f"{size.total} tokens exceed every upstream's window or per-minute limit")
+    return large_enough
+
+
+def able(
+    policy: Policy, route: Route, dialect: Dialect, pin: str | None, needs: frozenset[Ability] = frozenset()
+) -> tuple[str, ...]:
+    """The upstreams of the chain that could serve such a request if it is small enough, in order.
+
+    Rejects as `no_upstream` when none speaks the dialect, or can do what it needs.
     """
     chain = [policy.upstreams[name] for name in route.chain if pin is None or name == pin]
     speaking = [upstream for upstream in chain if dialect in upstream.dialects]
     if not speaking:
         never = f"no upstream of this model's chain speaks the {dialect} API"
         raise Rejected(Reason.NO_UPSTREAM, never, retry_after=inf)
-    able = [upstream for upstream in speaking if not needs & upstream.lacks] if needs else speaking
-    if not able:
+    found = tuple(upstream.name for upstream in speaking if not needs & upstream.lacks)
+    if not found:
         never = f"no upstream of this model's chain can do all that this request needs: {', '.join(sorted(needs))}"
         raise Rejected(Reason.NO_UPSTREAM, never, retry_after=inf)
-    large_enough = tuple(upstream.name for upstream in able if _holds(upstream, model, size))
-    if not large_enough:
-        raise Rejected(Reason.TOO_LARGE, f"{size.total} tokens exceed every upstream's window or per-minute limit")
-    return large_enough
+    return found
 
 
-def fitting(policy: Policy, route: Route, size: Size, *, capped: bool, model: str = "*") -> Size:
-    """The size to reserve: an output that the client did not name is cut to what the widest upstream holds.
+def fitting(policy: Policy, names: Iterable[str], size: Size, *, capped: bool, model: str = "*") -> Size:
+    """The size to reserve: an output that the client did not name is cut to what the widest of `names` holds.
 
     What it holds is its context window and its per-minute limits of `model`.
     """
     if capped:
         return size
-    room = max(_output_room(policy.upstreams[name], model, size.input) for name in route.chain)
+    room = max(_output_room(policy.upstreams[name], model, size.input) for name in names)
     return Size(size.input, int(min(size.output, max(1, room))))
 
 

@@ -179,8 +179,8 @@ def test_too_large_is_beyond_every_window_and_limit_of_the_chain(rules: dict[str
 def test_a_reservation_nobody_named_is_cut_to_what_fits(chain: list[dict[str, object]], output: int) -> None:
     """A prompt of 100 without a cap reserves 512, or what the widest upstream's window and limits leave; never none."""
     rules = policy(*(upstream(str(i), **each) for i, each in enumerate(chain)))
-    assert fitting(rules, rules.routes[0], Size(100, 512), capped=False, model="m") == Size(100, output)
-    assert fitting(rules, rules.routes[0], Size(100, 512), capped=True, model="m") == Size(100, 512)
+    assert fitting(rules, rules.routes[0].chain, Size(100, 512), capped=False, model="m") == Size(100, output)
+    assert fitting(rules, rules.routes[0].chain, Size(100, 512), capped=True, model="m") == Size(100, 512)
 
 
 @given(st.integers(0, 2000), st.integers(1, 2000), st.integers(1, 2000), st.integers(1, 2000))
@@ -188,7 +188,7 @@ def test_a_small_limit_never_refuses_who_named_no_cap(prompt: int, window: int, 
     """Whatever the limits: if the prompt and one token fit, the cut request is eligible."""
     one = upstream("a", window=window, limits=(total(tpm), Limit("*", Kind.OUTPUT, otpm, 1)))
     rules = policy(one)
-    size = fitting(rules, rules.routes[0], Size(prompt, 512), capped=False)
+    size = fitting(rules, rules.routes[0].chain, Size(prompt, 512), capped=False)
     if prompt + 1 <= min(window, tpm):
         assert eligible(rules, rules.routes[0], Dialect.OPENAI, "m", size, None) == ("a",)
 
@@ -196,7 +196,7 @@ def test_a_small_limit_never_refuses_who_named_no_cap(prompt: int, window: int, 
 def test_an_embedding_reserves_no_output() -> None:
     """What generates nothing stays so."""
     rules = policy(upstream("a", window=50))
-    assert fitting(rules, rules.routes[0], Size(40, 0), capped=False) == Size(40, 0)
+    assert fitting(rules, rules.routes[0].chain, Size(40, 0), capped=False) == Size(40, 0)
 
 
 def test_a_request_claims_a_slot_and_each_limit_of_its_model() -> None:
