@@ -138,20 +138,21 @@ class Allowances:
         for pin in allowance.pins:
             pin.ended(now)
 
-    def due(self, changes: Sequence[Change], allowance: Allowance, departed: float | None) -> Sequence[Change]:
+    def due(self, changes: Sequence[Change], allowance: Allowance, taken: Mapping[str, float]) -> Sequence[Change]:
         """`changes` without what a budget whose period is over would give back: the new one was never charged it.
 
-        departed: when it took of an upstream's own, if it did.
+        taken: when it took of each upstream's own.
         """
         now, until = self._clock.time(), allowance.until
-        if self._purses and departed is not None:
-            until = min(until, hour_ends(departed, self._epoch_offset))
+        if self._purses and taken:
+            until = min(until, hour_ends(min(taken.values()), self._epoch_offset))
         if now < until:
             return changes
 
         def stale(change: Change) -> bool:
-            taken = allowance.at if departed is None or not change.key.startswith("upstream/") else departed
-            return change.amount > 0 and begins_anew(change.key, taken, now, self._epoch_offset)
+            place, _, rest = change.key.partition("/")
+            at = taken.get(rest.partition("/")[0], allowance.at) if place == "upstream" else allowance.at
+            return change.amount > 0 and begins_anew(change.key, at, now, self._epoch_offset)
 
         return [change for change in changes if not stale(change)]
 

@@ -174,7 +174,7 @@ class Flights:
             if unheard:
                 self._close(flight, Settled(flight.request, "", flight.attempts, 0, None, flight.waited_s))
                 await self._allowances.tune(self._allowances.served(flight.request))
-            await self._apply(changes, allowance, flight.departed)
+            await self._apply(changes, allowance, flight.taken)
         await self._allowances.sweep()
         for ticket in [t for t, (_, heard) in self._adopted.items() if now - heard > LEASE_S]:
             await self._let_go(ticket)
@@ -196,7 +196,7 @@ class Flights:
             if allowance is not None:
                 self._pace.learn_hold(place_of(flight.request.tenant), now - flight.departed)
         self._forget_if_closed(flight)
-        await self._apply(changes, allowance, flight.departed)
+        await self._apply(changes, allowance, flight.taken)
 
     async def _take_own(self, request: Request, allowance: Allowance) -> None:
         """Take the allowance. When this raises, nothing is taken and its books are closed."""
@@ -292,8 +292,8 @@ class Flights:
         self._observe(AttemptFailed(record.upstream, outcome, record.status, record.error, flight.request.ticket))
         refund = Refund.UNSENT if record.flags & UNSENT else Refund.INPUT_KEPT if record.flags & CUT else Refund.ALL
         last = _passed_on(record) or (flight.again and not _asked_again(record))
-        changes = flight.attempt_failed(record.upstream, refund, last=last)
-        await self._apply(changes, self._own.get(flight), flight.departed)
+        changes = flight.attempt_failed(record.upstream, refund, self._clock.time(), last=last)
+        await self._apply(changes, self._own.get(flight), flight.taken)
 
     async def _final(self, flight: Flight, record: Record) -> None:
         flight.attempts = max(flight.attempts, record.attempt)
@@ -315,7 +315,7 @@ class Flights:
                 self._time(flight, record)
             changes = flight.unserved(record.upstream if client_gone or timed_out else "")
         self._close(flight, _settled(flight, record, usage, client_gone=client_gone))
-        await self._apply(changes, self._own.get(flight), flight.departed)
+        await self._apply(changes, self._own.get(flight), flight.taken)
 
     def _close(self, flight: Flight, event: Settled) -> None:
         """Its outcome is known, or never will be."""
@@ -418,11 +418,11 @@ class Flights:
             del self._by_id[flight.request.id]
 
     async def _apply(
-        self, changes: Sequence[Change], allowance: Allowance | None = None, departed: float | None = None
+        self, changes: Sequence[Change], allowance: Allowance | None = None, taken: Mapping[str, float] | None = None
     ) -> None:
-        """allowance: of whom they are the changes; its counters stay until they are made. departed: when it did."""
-        if allowance is not None or departed is not None:
-            changes = self._allowances.due(changes, allowance or NOTHING, departed)
+        """allowance: of whom they are the changes; its counters stay until they are made. taken: see `Flight`."""
+        if allowance is not None or taken:
+            changes = self._allowances.due(changes, allowance or NOTHING, taken or {})
         if not changes:
             return
         levels, now = self._capacity.levels(), self._clock.time()

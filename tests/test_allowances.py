@@ -308,6 +308,30 @@ def test_an_upstreams_own_dollars_are_settled_with_who_served(kind: type[Ledger]
     play(scenario)
 
 
+def test_what_a_failover_took_in_a_later_hour_comes_back_in_that(kind: type[Ledger]) -> None:
+    """The backup's dollars were reserved when it was asked, not when the request was let go."""
+    limited = {name: replace(each, dollars=Dollars(per_hour=20.0)) for name, each in POLICY.upstreams.items()}
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind, replace(POLICY, upstreams=limited))
+        desk.prices = {
+            name: (*PRICES[name], Claim(f"upstream/{name}/usd_hour", dollars)) for name, dollars in (("a", A), ("b", B))
+        }
+        served, failed = await desk.take_off("ab"), await desk.take_off("ab")
+        await asyncio.sleep(3600)
+        for trip in (served, failed):
+            await trip.failed("a", 503)
+        assert (desk.left("upstream/a/usd_hour"), desk.left("upstream/b/usd_hour")) == (20, 20 - 2 * B)
+        await served.final("b", attempt=2, tail=DONE)
+        await failed.failed("b", 503, attempt=2)
+        assert desk.left("upstream/b/usd_hour") == pytest.approx(20 - AT_B)
+        await failed.final("", 503)
+        for trip in (served, failed):
+            await trip.land()
+
+    play(scenario)
+
+
 def test_prices_change_while_it_runs(kind: type[Ledger]) -> None:
     """Who came before pays what held then; no restart is needed."""
     dear = replace(POLICY.upstreams["a"].prices["m"][0], input=9e4, output=9e4, since=2000.0)

@@ -56,8 +56,9 @@ class Flight:
     the failed attempts that were told (upstream, number, and seconds where one upstream may be asked twice). hurried:
     its time limits are the caller's own, so that a timeout says nothing about an upstream. again: its only upstream may
     be asked a second time; tried: it was. used: tokens that it really used, once that is settled. cost: dollars that it
-    has cost so far; None as long as no price was known. timed: how long its first token took was told. Before `depart`
-    only `cancel` changes anything.
+    has cost so far; None as long as no price was known. timed: how long its first token took was told. taken: when what
+    it needs was first taken at each upstream, but for those that were learned of by their answer. Before `depart` only
+    `cancel` changes anything.
     """
 
     request: Request
@@ -77,6 +78,7 @@ class Flight:
     settled: bool = False
     used: Size | None = None
     cost: float | None = None
+    taken: dict[str, float] = field(default_factory=dict)
     _reserved: dict[str, tuple[Claim, ...]] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set)
     _failed: set[str] = field(default_factory=set)
@@ -98,6 +100,7 @@ class Flight:
         """It goes to order[0], whose claims the limiter has taken."""
         self.order, self.prices, self.departed = order, prices, now
         self._at = order[0]
+        self.taken[order[0]] = now
         self._reserved[order[0]] = _tokens(self.prices[order[0]])
         self._asked.add(order[0])
 
@@ -116,10 +119,10 @@ class Flight:
         self.landed = now
         return changes + [Change(c.key, c.amount) for c in self.allowance if _kind(c.key) in HELD]
 
-    def attempt_failed(self, upstream: str, refund: Refund, *, last: bool = False) -> list[Change]:
+    def attempt_failed(self, upstream: str, refund: Refund, now: float, *, last: bool = False) -> list[Change]:
         """`upstream` did not serve. What it held comes back, and moves to the next in order while the request runs.
 
-        last: nobody is asked after it.
+        now: when the changes are made. last: nobody is asked after it.
         """
         if upstream not in self.order or upstream in self._failed or upstream == self._served:
             return []
@@ -134,7 +137,7 @@ class Flight:
             behind = () if last else self.order[self.order.index(upstream) + 1 :]
             following = next((name for name in behind if name not in self._failed), None)
             if following is not None:
-                changes += self._move_to(following)
+                changes += self._move_to(following, now)
         return _net(changes)
 
     def served(self, upstream: str, usage: Usage | None, seen_output: int | None = None) -> list[Change]:
@@ -185,8 +188,9 @@ class Flight:
         self._asked.discard(upstream)
         return _net(changes + (self._ask(upstream) if self.settled else self._reserve(upstream)))
 
-    def _move_to(self, upstream: str) -> list[Change]:
+    def _move_to(self, upstream: str, now: float) -> list[Change]:
         self._at = upstream
+        self.taken.setdefault(upstream, now)
         changes = self._hold(upstream, -1.0)
         if self.settled:
             return changes + self._ask(upstream)

@@ -20,6 +20,7 @@ from tests.doubles import claims, request
 RATES = {"a": Prices(1e4, 2e4), "b": Prices(3e4, 6e4, cached=0, cache_write=4e4, reasoning=7e4), "d": Prices(0, 0)}
 """Cents a token, so that amounts are easy to read; at C nobody knows."""
 ESTIMATE = Size(60, 40)
+NOW = 1002.0
 RESERVED = dearest(RATES, ESTIMATE)
 ALLOWANCE = claims(
     tenant__t__slots=1,
@@ -170,7 +171,7 @@ def test_who_served_keeps_what_was_used(
 def test_a_failed_attempt_gives_back_by_how_it_failed(refund: Refund, upfront: str, kept: dict[str, float]) -> None:
     """Refused: all tokens; never sent: its request too; cut: all but the input. Charged up front stays charged."""
     book = departed("b", "a", upfront=upfront)
-    book.apply(book.flight.attempt_failed("b", refund))
+    book.apply(book.flight.attempt_failed("b", refund, NOW))
     assert book.at("b") == kept
     assert book.at("a") == {"slots": 1, "total": 100, "requests": 1, "kv": 70}
 
@@ -206,11 +207,11 @@ def test_a_failed_attempt_is_paid_for_only_where_it_was_begun(refund: Refund, pa
     """Refused or never sent: nothing. Cut: its input, beside what served in the end, once, in whatever order told."""
     book = departed("b", "a")
     if not late:
-        book.apply(book.flight.attempt_failed("b", refund))
+        book.apply(book.flight.attempt_failed("b", refund, NOW))
         assert book.dollars() == pytest.approx(RESERVED + paid)
     book.apply(book.flight.served("a", Usage(50, 10)))
     for _ in range(2):
-        book.apply(book.flight.attempt_failed("b", refund))
+        book.apply(book.flight.attempt_failed("b", refund, NOW))
     assert book.dollars() == pytest.approx(0.7 + paid)
     assert book.flight.cost == pytest.approx(0.7 + paid)
 
@@ -220,7 +221,7 @@ def test_a_client_that_left_an_attempt_that_was_cut_pays_its_input_once(first: s
     """Both records tell of the same prompt."""
     book = departed("b", "a")
     steps = [
-        lambda: book.flight.attempt_failed("b", Refund.INPUT_KEPT, last=True),
+        lambda: book.flight.attempt_failed("b", Refund.INPUT_KEPT, NOW, last=True),
         lambda: book.flight.unserved("b"),
     ]
     for step in steps if first == "cut" else reversed(steps):
@@ -231,7 +232,7 @@ def test_a_client_that_left_an_attempt_that_was_cut_pays_its_input_once(first: s
 def test_a_client_that_left_where_it_had_been_refused_pays_no_dollars() -> None:
     """Nothing was begun there; its tokens are still those of its prompt."""
     book = departed("b", "a")
-    book.apply(book.flight.attempt_failed("b", Refund.ALL, last=True))
+    book.apply(book.flight.attempt_failed("b", Refund.ALL, NOW, last=True))
     book.apply(book.flight.unserved("b"))
     assert (book.dollars(), book.of_session(), book.flight.cost) == (0, 60, None)
 
@@ -240,7 +241,7 @@ def test_an_upstreams_own_dollars_are_what_it_bills() -> None:
     """Reserved where it goes first, moved to the next on failure, settled at its own prices by what was used."""
     book = departed("b", "a")
     assert (book.purse("b"), book.purse("a")) == (PURSES["b"], 0)
-    book.apply(book.flight.attempt_failed("b", Refund.ALL))
+    book.apply(book.flight.attempt_failed("b", Refund.ALL, NOW))
     assert (book.purse("b"), book.purse("a")) == (0, PURSES["a"])
     book.apply(book.flight.served("a", Usage(50, 10)))
     assert (book.purse("b"), book.purse("a")) == (0, pytest.approx(0.7))
@@ -249,7 +250,7 @@ def test_an_upstreams_own_dollars_are_what_it_bills() -> None:
 def test_up_front_is_what_limits_are_charged_and_not_what_is_billed() -> None:
     """Of dollars only what was used is paid, whether it served or was cut."""
     book = departed("b", "a", upfront="ab")
-    book.apply(book.flight.attempt_failed("b", Refund.INPUT_KEPT))
+    book.apply(book.flight.attempt_failed("b", Refund.INPUT_KEPT, NOW))
     book.apply(book.flight.served("a", Usage(50, 10)))
     assert (book.purse("b"), book.purse("a")) == (pytest.approx(1.8), pytest.approx(0.7))
 
@@ -257,8 +258,8 @@ def test_up_front_is_what_limits_are_charged_and_not_what_is_billed() -> None:
 def test_an_attempt_that_was_cut_where_nothing_was_reserved_owes_its_input() -> None:
     """Its failure is known before that of the one before it, which is what would have reserved there."""
     book = departed("a", "b", "c")
-    book.apply(book.flight.attempt_failed("b", Refund.INPUT_KEPT))
-    book.apply(book.flight.attempt_failed("a", Refund.ALL))
+    book.apply(book.flight.attempt_failed("b", Refund.INPUT_KEPT, NOW))
+    book.apply(book.flight.attempt_failed("a", Refund.ALL, NOW))
     book.apply(book.flight.served("c", Usage(50, 10)))
     assert (book.purse("a"), book.purse("b"), book.dollars()) == (0, pytest.approx(1.8), pytest.approx(1.8))
 
@@ -268,7 +269,7 @@ def test_two_attempts_that_were_cut_at_one_upstream_owe_two_prompts() -> None:
     book = departed("a")
     book.flight.again = True
     for _ in range(3):
-        book.apply(book.flight.attempt_failed("a", Refund.INPUT_KEPT))
+        book.apply(book.flight.attempt_failed("a", Refund.INPUT_KEPT, NOW))
     book.apply(book.flight.unserved())
     assert (book.purse("a"), book.dollars()) == (pytest.approx(1.2), pytest.approx(1.2))
 
@@ -279,7 +280,7 @@ def test_what_is_held_in_a_cache_moves_with_the_slot() -> None:
     held = []
     for name in "ab":
         held.append({key: amount for key, amount in book.held.items() if key.endswith("/kv") and amount})
-        book.apply(book.flight.attempt_failed(name, Refund.ALL))
+        book.apply(book.flight.attempt_failed(name, Refund.ALL, NOW))
     held.append({key: amount for key, amount in book.held.items() if key.endswith("/kv") and amount})
     assert held == [{"upstream/a/kv": 70}, {}, {"upstream/c/kv": 90}]
     book.apply(book.flight.served("c", Usage(5, 5)))
@@ -291,16 +292,16 @@ def test_what_is_held_in_a_cache_moves_with_the_slot() -> None:
 def test_an_upstream_with_a_limit_on_requests_only_gets_the_unsent_one_back() -> None:
     """No tokens reserved is not the same as nothing taken."""
     book = departed("d", "a")
-    book.apply(book.flight.attempt_failed("d", Refund.UNSENT))
+    book.apply(book.flight.attempt_failed("d", Refund.UNSENT, NOW))
     assert book.at("d") == {}
 
 
 def test_a_failed_attempt_that_is_told_twice_is_settled_once() -> None:
     """The second record finds nothing, whatever it says."""
     book = departed()
-    book.apply(book.flight.attempt_failed("a", Refund.INPUT_KEPT))
+    book.apply(book.flight.attempt_failed("a", Refund.INPUT_KEPT, NOW))
     for refund in Refund:
-        assert not book.apply(book.flight.attempt_failed("a", refund))
+        assert not book.apply(book.flight.attempt_failed("a", refund, NOW))
 
 
 def test_failover_moves_slot_and_reservation_down_the_order() -> None:
@@ -309,7 +310,7 @@ def test_failover_moves_slot_and_reservation_down_the_order() -> None:
     places = []
     for name in "abc":
         places.append([place for place in "abc" if "slots" in book.at(place)])
-        book.apply(book.flight.attempt_failed(name, Refund.ALL))
+        book.apply(book.flight.attempt_failed(name, Refund.ALL, NOW))
     assert places == [["a"], ["b"], ["c"]]
     assert not any("slots" in book.at(place) for place in "abc")
     book.apply(book.flight.land(1002.0))
@@ -319,7 +320,7 @@ def test_failover_moves_slot_and_reservation_down_the_order() -> None:
 def test_the_last_attempt_moves_nothing_on() -> None:
     """When its answer went to the caller nobody is asked after it."""
     book = departed("a", "b")
-    book.apply(book.flight.attempt_failed("a", Refund.ALL, last=True))
+    book.apply(book.flight.attempt_failed("a", Refund.ALL, NOW, last=True))
     assert (book.at("a"), book.at("b")) == ({"requests": 1}, {})
 
 
@@ -327,15 +328,15 @@ def test_who_served_did_not_fail() -> None:
     """A record that says so afterwards changes nothing."""
     book = departed("a")
     book.apply(book.flight.served("a", None))
-    assert not book.apply(book.flight.attempt_failed("a", Refund.UNSENT))
+    assert not book.apply(book.flight.attempt_failed("a", Refund.UNSENT, NOW))
 
 
 def test_a_failure_told_out_of_order_is_passed_over_later() -> None:
     """When B's failure is known before A's, A's moves slot and tokens to C, not to B."""
     book = departed("a", "b", "c")
-    book.apply(book.flight.attempt_failed("b", Refund.ALL))
+    book.apply(book.flight.attempt_failed("b", Refund.ALL, NOW))
     assert "slots" in book.at("a")
-    book.apply(book.flight.attempt_failed("a", Refund.ALL))
+    book.apply(book.flight.attempt_failed("a", Refund.ALL, NOW))
     assert book.at("b") == {"requests": 1}
     assert book.at("c") == {"slots": 1, "kv": 90}
 
@@ -345,7 +346,7 @@ def test_who_served_after_a_failure_not_yet_told_is_charged() -> None:
     book = departed("a", "b")
     book.apply(book.flight.served("b", Usage(50, 10)))
     assert book.at("b") == {"input": 50, "output": 10, "requests": 1}
-    book.apply(book.flight.attempt_failed("a", Refund.ALL))
+    book.apply(book.flight.attempt_failed("a", Refund.ALL, NOW))
     assert book.at("b") == {"input": 50, "output": 10, "requests": 1, "slots": 1}
     book.apply(book.flight.land(1002.0))
     assert book.at("a") == {"requests": 1}
@@ -356,7 +357,7 @@ def test_a_failure_told_after_landing_holds_no_slot_anywhere() -> None:
     """Tokens move on to the next, because it may have served; slots are back already."""
     book = departed("a", "b")
     book.apply(book.flight.land(1002.0))
-    book.apply(book.flight.attempt_failed("a", Refund.ALL))
+    book.apply(book.flight.attempt_failed("a", Refund.ALL, NOW))
     assert book.at("b") == {"input": 60, "output": 40, "requests": 1}
     book.apply(book.flight.served("b", None))
     assert book.at("b") == {"input": 60, "output": 40, "requests": 1}
@@ -370,7 +371,7 @@ def test_records_of_upstreams_it_never_went_to_change_nothing(name: str, landed:
     book = departed("a", "b")
     if landed:
         book.apply(book.flight.land(1002.0))
-    assert not book.apply(book.flight.attempt_failed(name, Refund.ALL))
+    assert not book.apply(book.flight.attempt_failed(name, Refund.ALL, NOW))
     assert not any(key.startswith("upstream") for key in _keys(book.flight.unserved(name)))
 
 
@@ -399,7 +400,7 @@ def test_a_client_that_left_during_a_failover_not_yet_told() -> None:
 def test_leaving_an_upstream_that_had_failed_before_costs_nothing_more() -> None:
     """Its failure has settled it already."""
     book = departed("b", "a")
-    book.apply(book.flight.attempt_failed("b", Refund.INPUT_KEPT))
+    book.apply(book.flight.attempt_failed("b", Refund.INPUT_KEPT, NOW))
     assert book.dollars() == pytest.approx(RESERVED + 1.8)
     book.apply(book.flight.unserved("b"))
     assert book.at("b") == {"input": 60, "requests": 1}
@@ -409,7 +410,7 @@ def test_leaving_an_upstream_that_had_failed_before_costs_nothing_more() -> None
 def test_served_by_nobody_costs_the_tenant_nothing_but_a_request() -> None:
     """Every attempt failed: all of its tokens come back."""
     book = departed("a")
-    book.apply(book.flight.attempt_failed("a", Refund.ALL))
+    book.apply(book.flight.attempt_failed("a", Refund.ALL, NOW))
     book.apply(book.flight.unserved())
     book.apply(book.flight.land(1002.0))
     assert book.at("t") == {"requests": 1}
@@ -446,7 +447,7 @@ names = st.sampled_from(["a", "b", "c", "d", "", "elsewhere"])
 usages = st.one_of(st.none(), st.builds(Usage, *[st.one_of(st.none(), st.integers(0, 150))] * 5))
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("attempt_failed"), names, refunds),
+        st.tuples(st.just("attempt_failed"), names, refunds, st.just(NOW)),
         st.tuples(st.just("served"), names, usages, st.one_of(st.none(), st.integers(0, 150))),
         st.tuples(st.just("unserved"), names),
         st.tuples(st.just("land")),
@@ -574,7 +575,7 @@ def test_an_only_upstream_may_be_asked_a_second_time(refund: Refund, paid: int) 
     """Its slot stays taken; tokens of the first attempt come back by how it failed, and the second is charged anew."""
     book = departed("a")
     book.flight.again = True
-    assert book.apply(book.flight.attempt_failed("a", refund)) == (refund is not Refund.UNSENT)
+    assert book.apply(book.flight.attempt_failed("a", refund, NOW)) == (refund is not Refund.UNSENT)
     sent = 1 if refund is Refund.UNSENT else 2
     assert book.at("a") == {"slots": 1, "kv": 70, "total": 100 + paid, "requests": sent}
     book.apply(book.flight.served("a", Usage(input=50, output=10)))
@@ -589,8 +590,8 @@ def test_a_second_attempt_that_fails_ends_it() -> None:
     book = departed("a")
     book.flight.again = True
     for _ in range(2):
-        assert book.apply(book.flight.attempt_failed("a", Refund.ALL))
-    assert not book.apply(book.flight.attempt_failed("a", Refund.ALL))
+        assert book.apply(book.flight.attempt_failed("a", Refund.ALL, NOW))
+    assert not book.apply(book.flight.attempt_failed("a", Refund.ALL, NOW))
     book.apply(book.flight.unserved())
     book.apply(book.flight.land(1002.0))
     assert book.at("a") == {"requests": 2}
@@ -601,7 +602,7 @@ def test_an_attempt_that_is_not_made_again_is_the_last() -> None:
     """It failed in a way that the router does not try again."""
     book = departed("a")
     book.flight.again = True
-    book.apply(book.flight.attempt_failed("a", Refund.ALL, last=True))
+    book.apply(book.flight.attempt_failed("a", Refund.ALL, NOW, last=True))
     assert book.at("a") == {"requests": 1}
 
 
@@ -610,7 +611,7 @@ def test_a_first_attempt_that_is_heard_of_late_only_counts_as_a_request() -> Non
     book = departed("a")
     book.flight.again = True
     book.apply(book.flight.unserved())
-    book.apply(book.flight.attempt_failed("a", Refund.ALL))
+    book.apply(book.flight.attempt_failed("a", Refund.ALL, NOW))
     assert book.at("a") == {"slots": 1, "kv": 70, "requests": 2}
     book.apply(book.flight.land(1002.0))
     assert book.at("a") == {"requests": 2}
