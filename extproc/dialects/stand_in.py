@@ -37,7 +37,10 @@ def stand_in(endpoint: Endpoint, text: str, *, stream: bool, wants_usage: bool =
 
 def signed(body: str, request_id: str, now: float) -> str:
     """`body` of `stand_in` for one request. now: seconds since the epoch."""
-    return body.replace(_ID, json.dumps(request_id)[1:-1]).replace(str(_CREATED), str(int(now)))
+    body = body.replace(_ID, json.dumps(request_id)[1:-1])
+    for key in ("created", "created_at"):  # with their quotes, which no text has without a backslash
+        body = body.replace(f'"{key}": {_CREATED}', f'"{key}": {int(now)}')
+    return body
 
 
 # OpenAI.

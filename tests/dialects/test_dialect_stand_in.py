@@ -40,6 +40,15 @@ def test_every_api_that_answers_with_text_has_one(endpoint: Endpoint, *, stream:
     assert bool(events(body)) == stream if stream else json.loads(body)
 
 
+@pytest.mark.parametrize("endpoint", GENERATING)
+@pytest.mark.parametrize("text", ["Call 1000000001.", '{"created": 1000000001}', '"created_at": 1000000001'])
+def test_a_number_in_the_text_stays(endpoint: Endpoint, text: str) -> None:
+    """Even one that stands for the time elsewhere."""
+    body = stand_in(endpoint, text, stream=False)
+    assert body is not None
+    assert json.dumps(text) in signed(body, "r-1", 5.0)
+
+
 @pytest.mark.parametrize("endpoint", [e for e in Endpoint if not e.generates])
 def test_others_have_none(endpoint: Endpoint) -> None:
     """An embedding, say, is not a text."""
