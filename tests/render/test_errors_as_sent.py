@@ -153,6 +153,9 @@ def test_a_caller_cannot_say_our_words(provider: str) -> None:
 
 def test_words_of_an_error_fit_into_a_header() -> None:
     """And no body makes the script fail, whatever is in it or missing from it."""
+    endless = b"1" * 10_000
+    told = reader("openai").run(b'{"error": {"type": "x", "code": ' + endless + b"}}", 400)
+    assert told.error == ("x", "1" * 64)
     seed = random.randrange(1 << 32)
     print("seed", seed)  # noqa: T201 - to find it again
     chance = random.Random(seed)

@@ -88,7 +88,7 @@ local function members(s, i)
 end
 
 -- The string at `i` as a word that fits in a header or a label: at most 64 of letters, digits, dot, dash, underscore.
--- A number is taken as it is written; anything else is nil.
+-- A number is taken as it is written, cut to the same length; anything else is nil.
 local function word(s, i)
   if not i then return nil end
   if byte(s, i) == QUOTE then
@@ -96,7 +96,8 @@ local function word(s, i)
     if not last or last == i + 1 then return nil end
     return (sub(s, i + 1, math.min(last - 1, i + 64)):gsub("[^%w_%.%-]", "_"))
   end
-  return match(s, "^%-?%d[%d%.]*", i)
+  local digits = match(s, "^%-?%d[%d%.]*", i)
+  return digits and sub(digits, 1, 64)
 end
 
 -- The whole number at `i`, or nil.
