@@ -631,13 +631,15 @@ def test_relative_files_are_beside_the_config_file(tmp_path: Path) -> None:
     config = tmp_path / "t.yaml"
     config.write_text(
         "upstreams: {a: {provider: openai, owned: true, concurrency: 1, key_file: secrets/key, ca_file: /etc/ca.pem}}\n"
-        "routes: [{models: [m], chain: [a]}]\nservice: {state_file: levels.json}",
+        "routes: [{models: [m], chain: [a]}]\nservice: {state_file: levels.json}\n"
+        "gateway: {secrets_dir: told}",
         "utf-8",
     )
     settings = load(config, {})
     assert settings.upstreams["a"].key_file == str(tmp_path / "secrets/key")
     assert settings.upstreams["a"].ca_file == "/etc/ca.pem"
     assert settings.service.state_file == str(tmp_path / "levels.json")
+    assert settings.gateway.secrets_dir == str(tmp_path / "told")
 
 
 @pytest.mark.parametrize(
