@@ -182,3 +182,12 @@ def test_a_status_in_an_error_counts_under_200() -> None:
     assert reader("compatible").run(body).status == 422
     body = json.dumps(anthropic("no", "invalid_request_error")).encode()
     assert reader("anthropic").run(body, path="/v1/messages").status == 400
+
+
+@pytest.mark.parametrize("shape", [b"%s", b"[%s\n]\n", b"data: [%s]\n\n"])
+def test_a_bare_error_in_place_of_a_short_stream_goes_on(shape: bytes) -> None:
+    """Or a list with one, as Gemini sends it."""
+    body = shape % b'{"error": {"code": 503, "status": "UNAVAILABLE", "message": "busy"}}'
+    headers = {"content-type": "text/event-stream", "content-length": str(len(body))}
+    got = reader("gemini").run(body, 200, headers, then=["wide"])
+    assert (got.passed, got.error) == (False, ("UNAVAILABLE", "503"))

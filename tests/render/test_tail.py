@@ -334,6 +334,9 @@ def test_errors_about_our_account_are_not_shown(tail: Tail, dialect: str, hide: 
         + b'"}}\r\n\r\n',
         b'data: {"type":"error","error":{"type":"x","message":"Your credit balance, ' + secret + b'"}}\n\n',
         b'data: {"error":{"code":402,"message":"' + secret + b'"},"choices":[]}\n\n',
+        b'{"error": {"code": 403,\r\n "message": "' + secret + b'", "status": "PERMISSION_DENIED"}}\r\n\r\n',
+        b'[{"error":{"code":429,"message":"' + secret + b'","status":"RESOURCE_EXHAUSTED"}}]\n\n',
+        b'data: [{"error":{"code":400,"message":"' + secret + b'","type":"INVALID_ARGUMENT"}}]\n\n',
     ):
         for rest in (error, error + error, error + DONE, error.rstrip(), error[:-12]):
             whole = WORD + rest
@@ -359,6 +362,21 @@ def test_other_errors_are_the_providers_to_word(tail: Tail) -> None:
     error = b'data: {"error":{"message":"try again","type":"server_error"}}\n\n'
     for chunks in ([WORD, error], [WORD, error[:25], error[25:]]):
         assert tail.run(text(*chunks)).out == WORD + error
+
+
+def test_an_error_that_no_client_can_read_is_worded_anew(tail: Tail) -> None:
+    """Bare JSON in place of an event, or a list: the SDKs would pass over it, and take what came for the answer."""
+    for shape in (b"%s\n\n", b"%s", b"[%s\n]\n\n", b"data: [%s]\n\n"):
+        error = shape % b'{"error":{"code":503,"status":"UNAVAILABLE","message":"no room"}}'
+        for whole in (WORD + error, error):
+            for cut in range(len(whole)):
+                ran = tail.run(text(whole[:cut], whole[cut:]))
+                assert (ran.notes["error"], b"no room" in ran.out) == ("UNAVAILABLE/503", False)
+                assert ran.out.endswith(words("openai"))
+    for other in (b'{"choices": []}\n\n', b'{"choices": [\n\n', b'["x"]\n\n'):
+        for hide in (False, True):
+            ran = tail.run(text(WORD, other, STOP, DONE, hide=hide))
+            assert (ran.out, ran.notes.get("bad")) == (WORD + other + STOP + DONE, None)
 
 
 def test_an_error_tells_more_than_what_is_missing(tail: Tail) -> None:

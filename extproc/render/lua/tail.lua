@@ -50,14 +50,16 @@ local function dull(s)
   )
 end
 
--- The data lines of an event as one text, or nil.
+-- The data lines of an event as one text, or nil. Gemini's errors come as bare JSON in place of an event: then that, and
+-- true.
 local function payload(event)
   local data
   for line in string.gmatch(event, "[^\r\n]+") do
     local value = match(line, "^data: ?(.*)$")
     if value then data = data and data .. "\n" .. value or value end
   end
-  return data
+  if not data and find(event, "^%s*%[?%s*{") then return event, true end
+  return data, false
 end
 
 -- What only events say: Anthropic's and the Responses API's envelopes around the shapes of whole answers.
@@ -88,17 +90,21 @@ local function about_us(error)
 end
 
 -- Notes what an event says, and returns what may not go on of it: "usage" where it is the chunk that has usage and
--- nothing else, "error" where it speaks of our account, "torn" where it is not there to its end; else nil. `ended`: the
--- event is whole, so that it has to be JSON.
+-- nothing else, "error" where it speaks of our account or is one that no client can read, "torn" where it is not there
+-- to its end; else nil. `ended`: the event is whole, so that it has to be JSON.
 local function read(state, event, ended)
-  local s, notes = payload(event), state.notes
+  local s, bare = payload(event)
+  local notes = state.notes
   local start = s and match(s, "^%s*()")
   if not s or start > #s then return nil end
   if find(s, "^%[DONE%]", start) then
     notes.done = "1"
     return nil
   end
-  local at, stop = members(s, start)
+  local list = match(s, "^%[%s*(){", start)
+  local at, stop = members(s, list or start)
+  if list then stop = at.error and stop and match(s, "^%s*%]()", stop) end
+  if bare and not at.error then return not (stop or ended) and "torn" or nil end
   if not stop or find(s, "%S", stop) then
     if ended then notes.bad = "json" end
     return not ended and "torn" or nil
@@ -109,7 +115,7 @@ local function read(state, event, ended)
   note_envelope(s, at, notes)
   local error = notes.error
   notes.error = error or before
-  if about_us(error) then return "error" end
+  if about_us(error) or (error and (bare or list)) then return "error" end
   state.says = state.says or event_says(s, at)
   return object(s, at.usage) and at.choices and find(s, "^%[%s*%]", at.choices) and "usage" or nil
 end

@@ -260,8 +260,8 @@ local SHORT_STREAM = 16384
 
 local function streamed(handle, status, order)
   local s = text_of(handle)
-  local data = match("\n" .. s, "\ndata: ?([^\r\n]*)")
-  local at = data and members(data, match(data, "^%s*()")) or {}
+  local data = match("\n" .. s, "\ndata: ?([^\r\n]*)") or s
+  local at = members(data, match(data, "^%s*%[?%s*()"))
   local error = object(data, at.error) or word(data, at.error)
   if error and not at.choices then return refused_politely(handle, data, status, order) end
   keep_limits(handle)
