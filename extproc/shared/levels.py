@@ -5,7 +5,8 @@ predecessor just sent. Levels are stored with wall-clock time and refilled for t
 what was used of a budget counts until its period ends. Budgets without a period, those of sessions, are too many to be
 written every second and are not kept.
 
-A file that is missing, unreadable or from the future counts as no file: buckets start empty.
+A file that is missing, unreadable or from the future counts as no file: buckets start empty. But a clock that went back
+takes nothing from what was used of budgets: an empty budget is the whole of it, which may have been spent already.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from extproc.core.bucket import TokenBucket
 from extproc.core.budget import Budget, Period
 from extproc.core.capacity import Counter, Store
+from extproc.core.quota import PERIODS
 
 __all__ = ["load", "save"]
 
@@ -30,9 +32,10 @@ def load(path: Path, now: float) -> Mapping[str, tuple[float, float]]:
         levels = {str(key): float(level) for key, level in raw["levels"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
-    if not 0 <= age < math.inf:
+    if not math.isfinite(age):
         return {}
-    return {key: (level, age) for key, level in levels.items() if math.isfinite(level)}
+    known = {key: (level, max(0.0, age)) for key, level in levels.items() if math.isfinite(level)}
+    return known if age >= 0 else {key: each for key, each in known.items() if key.rpartition("/")[2] in PERIODS}
 
 
 def save(path: Path, store: Store, *, now: float, clock_now: float) -> None:

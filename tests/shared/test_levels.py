@@ -32,6 +32,14 @@ def test_what_was_used_of_a_budget_is_kept_too(tmp_path: Path) -> None:
     assert load(path, 1_000_060.0) == {"hour": (4.5, 60), "last": (0, 60)}
 
 
+def test_a_clock_that_went_back_gives_no_dollars_back(tmp_path: Path) -> None:
+    """What was used counts, as of now; buckets start empty, as with any file from the future."""
+    path = tmp_path / "levels.json"
+    store = {"tenant/a/usd_month": Budget(10.0, Period.MONTH, used=4.5, at=7.0), "a": TokenBucket(10, 100, 50, 7.0)}
+    save(path, store, now=1_000_000.0, clock_now=7.0)
+    assert load(path, 999_999.5) == {"tenant/a/usd_month": (4.5, 0)}
+
+
 @pytest.mark.parametrize("name", ["levels.json", "levels.new", "levels", ".levels"])
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, name: str) -> None:
     """It is drafted beside the old one, whatever that is called, and nothing else is left in the directory."""
@@ -63,6 +71,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, name: str) -> Non
         '{"at": 101, "levels": {"a": 5}}',
         '{"at": NaN, "levels": {"a": 5}}',
         '{"at": -Infinity, "levels": {"a": 5}}',
+        '{"at": Infinity, "levels": {"a/usd_day": 5}}',
         '{"at": "now", "levels": {"a": 5}}',
         '{"at": 1, "levels": {"a": 1%s}}' % ("0" * 400),
         "[" * 100_000,
