@@ -394,7 +394,7 @@ class Limiter:
         """Forecast of its wait; with every breaker open, until the first may be tried."""
         if self._open(turn.wants):
             return self._predicted_s(turn, turn.wants)
-        return max(0.0, self._earliest_probe(turn.wants.names) - self._clock.time())
+        return max(0.0, self._earliest_probe(self._affordable(turn.wants)) - self._clock.time())
 
     def _hopeless(self, turn: _Turn, predicted: float) -> Reason | None:
         """Why it is no use to wait. A new session has only a part of the patience, unless its place is inherited."""
@@ -441,7 +441,7 @@ class Limiter:
         request, promise, now = turn.request, turn.promise, self._clock.time()
         predicted = self._predicted_s(turn, turn.wants) if predicted is None else predicted
         if not isfinite(predicted):
-            probe_s = self._earliest_probe(turn.wants.names) - now
+            probe_s = self._earliest_probe(self._affordable(turn.wants)) - now
             return Rejected(reason, retry_after=max(LEAST_RETRY_S, probe_s))
         if promise is not None and promise.due > now:
             since, seconds, turn_s = promise.since, promise.due - now, promise.second - now

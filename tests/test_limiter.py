@@ -40,7 +40,9 @@ LANES = [
 
 
 class Bench:
-    """A limiter with everything around it; `sick` are the upstreams whose breaker is open until `probe_at`."""
+    """A limiter with everything around it; `sick` are the upstreams whose breaker is open until `probe_at`, or for
+    `rests_s` from now.
+    """
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class Bench:
         kind: type[Ledger] = Ledger,
         lanes: list[Lane] = LANES,
         make: type[Limiter] = Limiter,
+        owned: frozenset[str] = frozenset("z"),
         **rules: Any,
     ) -> None:
         self.loop = loop
@@ -59,6 +62,7 @@ class Bench:
         self.observer = Observer()
         self.sick: set[str] = set()
         self.probe_at = inf
+        self.rests_s: dict[str, float] = {}
         self.limiter = make(
             self.lanes,
             self.capacity,
@@ -66,13 +70,17 @@ class Bench:
             lambda name: name not in self.sick,
             self.pace,
             self.observer,
-            lambda _: self.probe_at,
-            frozenset("z"),
+            self._earliest_probe,
+            owned,
             **rules,
         )
         self.running = asyncio.ensure_future(self.limiter.run())
         self.tickets = 0
         self.order: list[str] = []
+
+    def _earliest_probe(self, names: tuple[str, ...]) -> float:
+        rests = [self.loop.time() + self.rests_s[name] for name in names if name in self.rests_s]
+        return min(rests, default=self.probe_at)
 
     def send(
         self,
@@ -1584,6 +1592,24 @@ def test_where_nothing_is_free_spent_dollars_refuse(kind: type[Ledger]) -> None:
         await bench.free("upstream/c/slots")
         assert (await other).upstream == "c"
         assert not bench.lanes.total.requests
+        await bench.stop()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_waits_for_the_breaker_of_one_whose_dollars_are_spent(kind: type[Ledger]) -> None:
+    """It could not be asked then; who waits for what is free is told when that may be tried."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench = Bench(loop, {**slots(a=(9, 0), z=(9, 0)), **purse(loop, 0.5)}, kind, owned=frozenset())
+        bench.sick |= {"a", "z"}
+        bench.rests_s = {"a": 5.0, "z": 900.0}
+        began = loop.time()
+        with pytest.raises(Rejected) as refused:
+            await bench.send("az")
+        assert (refused.value.reason, loop.time() - began < 1) == (Reason.NO_UPSTREAM, True)
+        assert refused.value.retry_after == pytest.approx(900, abs=1)
         await bench.stop()
 
     play(scenario)
