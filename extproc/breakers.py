@@ -21,7 +21,7 @@ class Breakers:
     """One breaker per upstream. Call `tick` about four times a second.
 
     moved: called after every transition, and while a window grows, so that waiters can be looked at again. flying: how
-    many requests run at an upstream.
+    many requests run at an upstream. served: by upstream, the model of the last answer that was one.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class Breakers:
         self.by_name = {upstream.name: Breaker(upstream.breaker) for upstream in upstreams}
         self.moved: Callable[[], None] = lambda: None
         self.flying: Callable[[str], float] = lambda _: 0.0
+        self.served: dict[str, str] = {}
         self._before: dict[str, float] = {}
         self._clock = clock
         self._observe = observer
@@ -68,6 +69,8 @@ class Breakers:
         evidence, now, chance = evidence or NOTHING, self._clock.time(), self._chance()
         if evidence.malformed or outcome is Outcome.SUCCESS:
             self._note_size(upstream, evidence, cause, began=began, now=now, chance=chance)
+        if outcome is Outcome.SUCCESS and evidence.model:
+            self.served[upstream] = evidence.model
         before, window = breaker.state, breaker.grown
         if breaker.record(outcome, began=began, now=now, chance=chance, evidence=evidence):
             slow = breaker.verdict.sign is Sign.SLOW

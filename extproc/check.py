@@ -39,7 +39,9 @@ def ask(settings: Settings) -> list[str]:
 
     SettingsError when one does not do what the settings count on.
     """
-    findings = asyncio.run(inquire(settings.upstreams, {name: settings.model_of(name) for name in settings.upstreams}))
+    findings = asyncio.run(
+        inquire(settings.upstreams, {name: settings.model_of(name) or "default" for name in settings.upstreams})
+    )
     if wrong := [f"{finding.where}: {finding.what}" for finding in findings if finding.wrong]:
         raise SettingsError(wrong)
     return [f"note: {finding.where}: {finding.what}" for finding in findings]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,10 +12,10 @@ import pytest
 from aiohttp import web
 
 from extproc.breakers import Breakers
-from extproc.core.breaker import Sign, Signal, State
+from extproc.core.breaker import Evidence, Outcome, Sign, Signal, State
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
-from extproc.core.events import Probed
+from extproc.core.events import BreakerMoved, Probed
 from extproc.core.policy import BreakerRules, Dollars, Kind, Limit, Prices, Upstream
 from extproc.core.request import Dialect
 from extproc.core.spend import PriceList
@@ -203,6 +204,96 @@ async def test_what_was_without_credit_stays_so_while_a_canary_is_refused_in_oth
         breaker.rests_until = 0.0
         await at.probed(2)
         assert (breaker.verdict.sign, breaker.graves) == (Sign.TERMINAL, 2)
+
+
+NEWER = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+USED_UP = "Could not finish the message because max_tokens or model output limit was reached."
+TOO_SMALL = "Invalid 'max_output_tokens': integer below minimum value."
+
+
+@pytest.mark.parametrize(
+    ("answers", "caps", "ok"),
+    [
+        (((400, NEWER), (200, "good")), ["max_tokens", "max_completion_tokens"], True),
+        (((400, NEWER), (400, USED_UP)), ["max_tokens", "max_completion_tokens"], True),
+        (((400, NEWER), (500, "sorry")), ["max_tokens", "max_completion_tokens"], False),
+        (((400, USED_UP),), ["max_tokens"], True),
+        (((422, TOO_SMALL),), ["max_tokens"], True),
+        (((400, "no such thing"),), ["max_tokens"], False),
+        (((500, USED_UP),), ["max_tokens"], False),
+    ],
+)
+async def test_a_model_that_only_dislikes_our_cap_on_tokens_serves(
+    answers: tuple[tuple[int, str], ...],
+    caps: list[str],
+    ok: bool,  # noqa: FBT001
+) -> None:
+    """Newer ones want it by another name, and may find it too small: otherwise they would never be used again."""
+    told = [(status, GOOD if word == "good" else {"error": {"message": word}}) for status, word in answers]
+    listener = Listener(*told)
+    async with bench(listener) as at:
+        [probed, *_] = await at.probed()
+    assert probed.ok is ok
+    assert [cap for _, _, body in listener.asked for cap in body if cap.startswith("max_")][: len(caps)] == caps
+
+
+async def test_a_complaint_of_the_cap_is_no_proof_where_the_account_was_without_credit() -> None:
+    """That may be said in words that only a client's error would have."""
+    words = {"error": {"type": "invalid_request_error", "message": TOO_SMALL}}
+    async with bench(Listener((402, {}), (400, words)), "anthropic") as at:
+        await at.probed()
+        at.breakers.by_name["a"].rests_until = 0.0
+        [_, probed] = await at.probed(2)
+    assert not probed.ok
+
+
+class Pieces(Listener):
+    """Answers in several pieces, blanks first, as some do to keep a connection alive."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:  # type: ignore[override]
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for piece in (b"\n  ", *(json.dumps(GOOD).encode()[at : at + 40] for at in range(0, 200, 40))):
+            await answer.write(piece)
+            await asyncio.sleep(0.01)
+        return answer
+
+
+async def test_an_answer_is_read_to_its_end() -> None:
+    """It may come in pieces."""
+    async with bench(Pieces()) as at:
+        [probed] = await at.probed()
+    assert (probed.ok, probed.tokens) == (True, 11)
+
+
+@pytest.mark.parametrize("told", [-5, 10**400, 2.5, None])
+async def test_usage_that_cannot_be_is_not_believed(told: Any) -> None:
+    """Ours counts in its stead."""
+    usage = {"prompt_tokens": told, "completion_tokens": 2}
+    async with bench(Listener((200, {**GOOD, "usage": usage})), prices={"small": Prices(1 * CENT, 2 * CENT)}) as at:
+        [probed] = await at.probed()
+    assert (probed.ok, probed.tokens, probed.cost_usd) == (True, 14, pytest.approx(0.16))
+
+
+async def test_a_canary_that_breaks_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its upstream is tried again, and not forgotten half-way."""
+    monkeypatch.setattr("extproc.probes.canary.cost", lambda *_: 1 / 0)
+    async with bench(Listener(), prices={"small": Prices(1 * CENT, 2 * CENT)}) as at, asyncio.timeout(10):
+        while len(at.observer.of(BreakerMoved)) < 3:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+        assert at.observer.of(BreakerMoved)[2].cause == "canary broke: ZeroDivisionError"
+
+
+@pytest.mark.parametrize(("served", "asked"), [("", "default"), ("m", "m")])
+async def test_where_only_callers_name_models_the_last_that_was_served_is_asked_for(served: str, asked: str) -> None:
+    """Any other might be none of its."""
+    listener = Listener()
+    async with bench(listener) as at:
+        at.canary._targets = {"a": Target(at.canary._targets["a"].upstream, "")}
+        for outcome, model in ((Outcome.SUCCESS, served), (Outcome.IGNORED, "no such")):
+            at.breakers.record("a", outcome, began=0.0, cause="", evidence=Evidence(model=model))
+        await at.probed()
+    assert listener.asked[0][2]["model"] == asked
 
 
 async def test_nobody_there_is_a_failure() -> None:

@@ -713,9 +713,9 @@ def test_a_model_that_an_upstream_serves(upstream: dict[str, Any], model: str) -
     assert parse(plain(**upstream), "file", {}).model_of("a") == model
 
 
-def test_an_upstream_that_serves_only_patterns_is_asked_for_any_model() -> None:
-    """Nothing better is known."""
-    assert parse(PLAIN.replace("[m]", "['*']"), "file", {}).model_of("a") == "default"
+def test_of_an_upstream_that_serves_only_patterns_no_model_is_known() -> None:
+    """Callers name them."""
+    assert parse(PLAIN.replace("[m]", "['*']"), "file", {}).model_of("a") == ""
 
 
 def rented(**upstream: Any) -> str:

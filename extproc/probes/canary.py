@@ -6,14 +6,19 @@ engine is asked for its `/health` first, where it has one, because a dead one ne
 canary costs is charged to the upstream's buckets and dollars like anything else, and booked apart: nobody asked for it.
 
 A canary that is told of our credit or our key sends the upstream to rest for long.
+
+Newer models call the cap on tokens by another name, and may refuse one so small, or end with an error when it is used
+up. Whoever complains of our cap by its newer name, or of nothing but its size, has read the question: it serves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import aiohttp
 
@@ -31,6 +36,8 @@ from extproc.ports import Capacity, Clock, Observer
 
 __all__ = ["Canary", "Finding", "Target"]
 
+log = logging.getLogger("tidegate")
+
 SIZE = Size(input=12, output=5)
 TIMEOUT_S = 5.0
 CHECK_EVERY_S = 0.25
@@ -38,12 +45,18 @@ MAX_ANSWER_BYTES = 65_536
 ENGINES = frozenset({"vllm", "sglang"})
 OK = 200
 NO_SUCH_PAGE = (404, 405)
+UNFIT = (400, 422)
+ANY_MODEL = "default"
+CAP, NEWER_CAP = "max_tokens", "max_completion_tokens"
+CAPS = (b"max_tokens", b"max_completion_tokens", b"max_output_tokens")
+MOST_USED = 1_000_000
+"""No canary uses more tokens than this, whatever is reported."""
 GRAVE = {ErrorClass.TERMINAL: Sign.TERMINAL, ErrorClass.CREDENTIAL: Sign.CREDENTIAL}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How to try one upstream: `model` is the upstream's own name of its cheapest model."""
+    """How to try one upstream: `model` is the upstream's own name of its cheapest model, empty where none is known."""
 
     upstream: Upstream
     model: str
@@ -95,15 +108,23 @@ class Canary:
                         self._breakers.signal(name, Signal.RESTED, "rested")
                         probe = asyncio.create_task(self._probe(session, name))
                         self._probes.add(probe)
-                        probe.add_done_callback(self._probes.discard)
+                        probe.add_done_callback(partial(self._over, name))
                     await asyncio.sleep(CHECK_EVERY_S)
             finally:
                 for probe in self._probes:
                     probe.cancel()
 
+    def _over(self, name: str, probe: asyncio.Task[None]) -> None:
+        """One that broke has failed, or its upstream would never be tried again."""
+        self._probes.discard(probe)
+        if not probe.cancelled() and (error := probe.exception()) is not None:
+            log.error("a canary broke", exc_info=error)
+            if self._breakers.by_name[name].state is State.HALF_OPEN:
+                self._breakers.signal(name, Signal.PROBE_FAILED, f"canary broke: {type(error).__name__}")
+
     async def _probe(self, session: aiohttp.ClientSession, name: str) -> None:
         began = self._clock.time()
-        target, breaker = self._targets[name], self._breakers.by_name[name]
+        target, breaker = self._target(name), self._breakers.by_name[name]
         await self._charge(target)
         found = await self._call(session, target)
         used, prices = found.used, self._rates((name,), target.model).get(name)
@@ -124,6 +145,14 @@ class Canary:
             signal = Signal.PROBE_FAILED if found.cause else Signal.PROBE_OK
             self._breakers.signal(name, signal, found.cause or "canary answered", grave=found.grave)
 
+    def _target(self, name: str) -> Target:
+        """Where only callers name models, the last that was served there."""
+        target = self._targets[name]
+        if target.model:
+            return target
+        model = self._breakers.served.get(name, ANY_MODEL)
+        return replace(target, model=target.upstream.own_name(model))
+
     async def _call(self, session: aiohttp.ClientSession, target: Target) -> Finding:
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -141,16 +170,27 @@ class Canary:
             return "" if response.status in (OK, *NO_SUCH_PAGE) else f"engine's health is {response.status}"
 
     async def _ask(self, session: aiohttp.ClientSession, target: Target) -> Finding:
-        path, body = _question(target)
-        async with session.post(self._url + path, json=body, headers=_forced(target)) as response:
-            text = await response.content.read(MAX_ANSWER_BYTES)
-            if response.status != OK:
-                grave = self._grave(target, response.status, text)
-                return Finding(f"canary got status {response.status}", grave)
+        status, text = await self._told(session, target, CAP)
+        if status in UNFIT and NEWER_CAP.encode() in text:
+            status, text = await self._told(session, target, NEWER_CAP)
+        if status != OK:
+            grave = self._grave(target, status, text)
+            if grave is None and status in UNFIT and any(cap in text for cap in CAPS):
+                return Finding(used=SIZE)
+            return Finding(f"canary got status {status}", grave)
         answer = json.loads(text)
         if not isinstance(answer, dict) or "error" in answer or not (answer.get("choices") or answer.get("content")):
             return Finding("canary got an answer that is none", self._grave(target, OK, text))
         return Finding(used=_used(answer))
+
+    async def _told(self, session: aiohttp.ClientSession, target: Target, cap: str) -> tuple[int, bytes]:
+        """Status and body of the answer, in however many pieces it comes."""
+        path, body = _question(target, cap)
+        async with session.post(self._url + path, json=body, headers=_forced(target)) as response:
+            text = b""
+            while len(text) < MAX_ANSWER_BYTES and (more := await response.content.read(MAX_ANSWER_BYTES)):
+                text += more
+            return response.status, text[:MAX_ANSWER_BYTES]
 
     def _grave(self, target: Target, status: int, text: bytes) -> Sign | None:
         """Whether that is about our credit or our key.
@@ -199,13 +239,17 @@ def _used(answer: dict[str, object]) -> Size:
         told.get("prompt_tokens", told.get("input_tokens")),
         told.get("completion_tokens", told.get("output_tokens")),
     )
-    return Size(sent if isinstance(sent, int) else SIZE.input, got if isinstance(got, int) else SIZE.output)
+    return Size(_number(sent, SIZE.input), _number(got, SIZE.output))
 
 
-def _question(target: Target) -> tuple[str, dict[str, object]]:
+def _number(told: object, ours: int) -> int:
+    return told if isinstance(told, int) and 0 <= told <= MOST_USED else ours
+
+
+def _question(target: Target, cap: str) -> tuple[str, dict[str, object]]:
     body: dict[str, object] = {
         "model": target.model,
         "messages": [{"role": "user", "content": "reply OK"}],
-        "max_tokens": SIZE.output,
+        cap: SIZE.output,
     }
     return ("/v1/chat/completions" if Dialect.OPENAI in target.upstream.dialects else "/v1/messages"), body

@@ -90,11 +90,11 @@ class Settings(Section):
         return self.statuses.get(reason, RULES[reason].status)
 
     def model_of(self, upstream: str) -> str:
-        """The upstream's own name of a model that it serves, the cheapest one where that is told."""
+        """The upstream's own name of a model that it serves, the cheapest one where that is told; empty: none is."""
         rules = self.upstreams[upstream]
         named = rules.canary_model or next(iter(rules.models.values()), None)
         served = (m for route in self.routes if upstream in route.chain for m in route.models if "*" not in m)
-        return named or next(served, "default")
+        return named or next(served, "")
 
     def policy(self) -> core.Policy:
         """The rules as the core reads them."""
