@@ -86,17 +86,19 @@ class Grant:
 class _Turn(Waiter):
     """A waiter with the means to wake it.
 
-    promise: one that it came too early for. verdict: why it had to make room for others. charging: what it was let go
+    fitting: the upstreams that answer such prompts well, by which it was put in line. promise: one that it came too
+    early for. verdict: why it had to make room for others. charging: what it was let go
     for is being taken.
     """
 
-    __slots__ = ("charging", "event", "predicted_s", "promise", "timer", "verdict", "wants")
+    __slots__ = ("charging", "event", "fitting", "predicted_s", "promise", "timer", "verdict", "wants")
 
     def __init__(self, request: Request, seq: int, wants: Wants, since: float, before: float) -> None:
         super().__init__(request, Group(), seq, since, before)
         self.event = asyncio.Event()
         self.timer: asyncio.TimerHandle | None = None
         self.wants = wants
+        self.fitting = wants.names
         self.promise: Promise | None = None
         self.charging = False
         self.verdict: Rejected | None = None
@@ -231,6 +233,10 @@ class Limiter:
         names = [name for name in self._affordable(wants) if wants.forced or self._allows(name)]
         return [name for name in names if self._fits(name, wants.prompt)] or names
 
+    def _fitting(self, wants: Wants) -> tuple[str, ...]:
+        """Those that answer such prompts well, where there are any: others who want them all must not stand behind."""
+        return tuple(name for name in wants.names if self._fits(name, wants.prompt)) or wants.names
+
     def _affordable(self, wants: Wants) -> tuple[str, ...]:
         """Those of its upstreams whose own dollars allow it."""
         return wants.names if wants.costless is None else self._paid_from(wants, wants.costless)
@@ -286,7 +292,8 @@ class Limiter:
         rule = self.lanes.rules[request.lane]
         if rule.when_busy is WhenBusy.SPILL and len(wants.names) > 1:
             turn.spilled = self._passes_first(turn, rule.spill_after_s)
-        turn.group = _group(wants, first_only=not (turn.spilled or wants.forced))
+        turn.fitting = self._fitting(wants)
+        turn.group = _group(turn, first_only=not (turn.spilled or wants.forced))
         self.lanes.join(turn)
         return turn
 
@@ -455,7 +462,7 @@ class Limiter:
             seconds = max(seconds, LONG_S + LEAST_RETRY_S)
         elif request.fingerprint:
             holds = self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD
-            self.promises.make(request, _group(turn.wants, first_only=holds), since, now, seconds, turn_s)
+            self.promises.make(request, _group(turn, first_only=holds), since, now, seconds, turn_s)
         return Rejected(reason, retry_after=seconds)
 
     def _overrun(self, turn: _Turn) -> bool:
@@ -519,15 +526,29 @@ class Limiter:
         self.forecast.served.looked((), self._clock.time())
 
     def _heads(self, deep: dict[Line, int]) -> list[tuple[Waiter, bool]]:
-        """Who may be asked for. Those are turned away for whom nothing is left that may be paid, nor anything free."""
+        """Who may be asked for. Those are turned away for whom nothing is left that may be paid, nor anything free.
+
+        Whom other upstreams answer well by now stands in another line from now on.
+        """
         while True:
             heads = self.lanes.heads(deep)
+            if self._moved_on(heads):
+                continue
             turns = (_turn(head) for head, _ in heads) if self._budgeted else ()
             broke = [turn for turn in turns if not self._affordable(turn.wants)]
             if not broke:
                 return heads
             for turn in broke:
                 self._turn_away(turn, Rejected(Reason.SPEND_BUDGET, BROKE))
+
+    def _moved_on(self, heads: list[tuple[Waiter, bool]]) -> bool:
+        moved = False
+        for turn in (_turn(head) for head, _ in heads):
+            fitting = self._fitting(turn.wants)
+            if fitting != turn.fitting:
+                turn.fitting, moved = fitting, True
+                self.lanes.regroup(turn, _group(turn, first_only=turn.group.first_only))
+        return moved
 
     def _tell(self, newcomers: list[_Turn], *, whole: bool) -> None:
         """Whoever was in line for a whole batch, and was not granted, knows now that it has to wait."""
@@ -579,7 +600,7 @@ class Limiter:
         turn.timer = None
         if turn.granted is None and not turn.gone and not turn.spilled:
             turn.spilled = True
-            self.lanes.regroup(turn, _group(turn.wants, first_only=False))
+            self.lanes.regroup(turn, _group(turn, first_only=False))
             self.kick()
 
     def _passes_first(self, turn: _Turn, after_s: float) -> bool:
@@ -607,6 +628,6 @@ def _turn(waiter: Waiter) -> _Turn:
     return waiter
 
 
-def _group(wants: Wants, *, first_only: bool) -> Group:
-    keys = frozenset(claim.key for name in wants.names for claim in wants.prices[name])
-    return Group(wants.names, keys, first_only)
+def _group(turn: _Turn, *, first_only: bool) -> Group:
+    keys = frozenset(claim.key for name in turn.fitting for claim in turn.wants.prices[name])
+    return Group(turn.fitting, keys, first_only)

@@ -262,6 +262,35 @@ def test_prompts_of_a_size_that_an_upstream_answers_badly_go_to_another(kind: ty
     play(scenario)
 
 
+@pytest.mark.parametrize("lane", ["P1", "P2"])
+@pytest.mark.parametrize("before", [True, False])
+def test_who_may_not_go_to_an_upstream_for_the_size_of_its_prompt_keeps_nobody_from_there(
+    kind: type[Ledger],
+    lane: str,
+    before: bool,  # noqa: FBT001
+) -> None:
+    """Whether it was so when they came or not: small prompts are not behind a large one that waits for another."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bad = {"a"} if before else set()
+        bench = Bench(
+            loop, slots(a=(1, 1), b=(1, 1)), kind, fits=lambda name, prompt: prompt < 16_000 or name not in bad
+        )
+        large = bench.send("ab", size=Size(20_000, 50), lane=lane)
+        small = bench.send("ab", size=Size(100, 50), lane=lane)
+        await asyncio.sleep(3)
+        bad.add("a")
+        await bench.free("upstream/a/slots")
+        await asyncio.sleep(0.1)
+        assert (small.done(), large.done()) == (True, False)
+        assert small.result().upstream == "a"
+        await bench.free("upstream/b/slots")
+        assert (await large).upstream == "b"
+        await bench.stop()
+
+    play(scenario)
+
+
 @pytest.mark.parametrize(("probe_in_s", "served_by"), [(60.0, "z"), (5.0, "")])
 def test_what_is_owned_serves_when_nobody_else_can_be_waited_for(
     kind: type[Ledger], probe_in_s: float, served_by: str
