@@ -5,8 +5,10 @@ there for a while (OPEN); then one call of our own, never a user's, tries it (HA
 if not it rests twice as long, up to a cap, with jitter so that many gateways do not probe in step. A call of a few
 tokens proves little, and everything at once would fell again what has just stood up. So traffic returns by and by
 (RAMPING): a window of requests that may run there at once, which doubles five times in `ramp_s` and grows by one with
-each success; before anything has gone well it doubles twice and no more, and a failure begins it anew. It is over
-(CLOSED) after that time, once the window is twice what runs and most of what returned was not late.
+each success; before anything has gone well it doubles twice and no more. A failure takes back what ten successes gave,
+and begins it anew where there were not so many: an upstream at which one in twenty always fails would otherwise return
+for ever. It is over (CLOSED) after that time, once the window is twice what runs and most of what returned was not
+late.
 
 What counts as sick are so many failures in a row, so many 429s in a row, a share of failed attempts, first tokens that
 take much longer than is usual there (baseline). Each can be turned off. That our account has no credit, or that our key
@@ -45,6 +47,8 @@ DOUBLINGS = 5
 """How often the window of a ramp doubles in its time."""
 UNPROVEN = 2
 """So often it does before anything that returned has gone well."""
+BORNE = 10
+"""So many successes of a ramp make up for a failure."""
 MOST_DOUBLINGS = 30
 KEPT_REQUESTS = 10
 """So many requests are remembered as those that led to a transition."""
@@ -148,8 +152,9 @@ class Breaker:
     """The state of one upstream. All times are seconds on the caller's clock; `chance` is in [0, 1).
 
     since: time of the last transition. rests_until: when a probe may be sent, infinite while CLOSED. openings, graves:
-    how often it opened, and was quarantined, since users were last served well. grown: successes of this ramp; proven:
-    whether anything went well in it; fresh: when it began, or began anew. verdict: why it opened last.
+    how often it opened, and was quarantined, since users were last served well. grown: successes of this ramp, but for
+    those that failures took back; proven: whether anything went well in it; fresh: when it began, or began anew.
+    verdict: why it opened last.
     """
 
     rules: BreakerRules = field(default_factory=BreakerRules)
@@ -204,7 +209,7 @@ class Breaker:
         if outcome is Outcome.SUCCESS:
             self._served(now, late=late)
         elif outcome is not Outcome.IGNORED:
-            self.grown, self.proven, self.fresh = 0, False, now
+            self._set_back(now)
         elif evidence.first_token_s is not None and not (late or evidence.gave_up):
             self._prove(now)
         if evidence.request and (late or outcome not in HARMLESS):
@@ -298,6 +303,12 @@ class Breaker:
         else:
             self.grown += 1
             self._prove(now)
+
+    def _set_back(self, now: float) -> None:
+        if self.grown >= BORNE:
+            self.grown -= BORNE
+        else:
+            self.grown, self.proven, self.fresh = 0, False, now
 
     def _prove(self, now: float) -> None:
         """Something went well: the window grows on from where it is."""

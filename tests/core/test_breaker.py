@@ -357,6 +357,34 @@ def test_a_failure_begins_a_ramp_anew(outcome: Outcome) -> None:
     assert breaker.state is O
 
 
+@pytest.mark.parametrize("outcome", [FAILURE, PACED])
+def test_ten_successes_make_up_for_a_failure(outcome: Outcome) -> None:
+    """A share of failures that is borne in good times does not hold a ramp up."""
+    breaker = in_state(R, BreakerRules(ramp_s=10, ramp_from=2))
+    for _ in range(11):
+        breaker.record(SUCCESS, began=0.0, now=1.0, chance=0.0)
+    breaker.record(outcome, began=0.0, now=9.0, chance=0.0)
+    assert breaker.ramped(0, 10.0)
+    breaker.record(outcome, began=0.0, now=9.5, chance=0.0)
+    assert (breaker.ramped(0, 19.4), breaker.ramped(0, 19.5)) == (False, True)
+
+
+def test_an_upstream_at_which_one_in_twenty_fails_returns_all_the_same() -> None:
+    """Fifty at a time, two seconds each, and none of them later than the ramp's own time thrice."""
+    breaker = in_state(R, BreakerRules(ramp_s=10, ramp_from=2))
+    running: list[tuple[float, float]] = []
+    ended, now = 0, 0.0
+    while not breaker.ramped(len(running), now):
+        now += 0.05
+        while running and running[0][0] <= now:
+            ended += 1
+            _, began = running.pop(0)
+            breaker.record(SUCCESS if ended % 20 else FAILURE, began=began, now=now, chance=0.0)
+        while len(running) < 50 and breaker.allows(len(running), now):
+            running.append((now + 2.0, now))
+        assert now < 30
+
+
 def test_a_ramp_is_over_when_its_window_no_longer_binds() -> None:
     """After its time, and once the window is twice what runs; never in another state."""
     breaker = in_state(R, BreakerRules(ramp_s=10, ramp_from=2))
