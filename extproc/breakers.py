@@ -78,6 +78,11 @@ class Breakers:
         elif breaker.grown > window:
             self.moved()
 
+    def ended(self, upstream: str, came: float) -> None:
+        """A request that came there then does not run there any more. Unknown upstreams are ignored."""
+        if upstream in self._before and came < self.by_name[upstream].since:
+            self._before[upstream] = max(0.0, self._before[upstream] - 1.0)
+
     def due(self) -> list[str]:
         """Upstreams that have rested and want a probe."""
         now = self._clock.time()
@@ -136,7 +141,10 @@ class Breakers:
             self.moved()
 
     def _returned(self, upstream: str) -> float:
-        """How many run there beyond what ran when traffic began to return, as far as that has not ended."""
+        """How many run there beyond what ran when traffic began to return, as far as that has not ended.
+
+        Not all of those need be known here: there are never more of them than run at all.
+        """
         running = self.flying(upstream)
         before = self._before[upstream] = min(self._before.get(upstream, 0.0), running)
         return running - before

@@ -191,6 +191,7 @@ class Flights:
         if flight.departed is None:
             changes = flight.cancel()
         else:
+            self._breakers.ended(flight.at, flight.came)
             changes = flight.land(now)
             self._pace.learn_hold(flight.order[0], now - flight.departed)
             if allowance is not None:
@@ -292,7 +293,10 @@ class Flights:
         self._observe(AttemptFailed(record.upstream, outcome, record.status, record.error, flight.request.ticket))
         refund = Refund.UNSENT if record.flags & UNSENT else Refund.INPUT_KEPT if record.flags & CUT else Refund.ALL
         last = _passed_on(record) or (flight.again and not _asked_again(record))
+        at, came = flight.at, flight.came
         changes = flight.attempt_failed(record.upstream, refund, self._clock.time(), last=last)
+        if flight.landed is None and flight.at != at:
+            self._breakers.ended(at, came)
         await self._apply(changes, self._own.get(flight), flight.taken)
 
     async def _final(self, flight: Flight, record: Record) -> None:

@@ -168,6 +168,26 @@ def test_what_ran_before_traffic_returned_takes_no_room_of_its_window(board: Boa
     assert board.breakers.by_name["a"].state is State.CLOSED
 
 
+def test_for_each_that_ran_before_and_ends_no_other_may_come(board: Board) -> None:
+    """Or as many as ran before would be let in beside the window."""
+    running = 10
+    board.breakers.flying = lambda _: running
+    board.breakers.ended("a", 0.0)
+    returning(board)
+    running = 12
+    assert not board.breakers.allows("a")
+    for _ in range(10):
+        board.breakers.ended("a", came=0.0)
+        running -= 1
+        assert not board.breakers.allows("a")
+    board.breakers.ended("a", came=board.clock.now)
+    board.breakers.ended("no such", came=0.0)
+    running -= 1
+    assert board.breakers.allows("a")
+    running += 1
+    assert not board.breakers.allows("a")
+
+
 def test_time_widens_the_window_and_ends_the_ramp(board: Board) -> None:
     """Waiters are looked at while it grows; at its end it is closed like any other."""
     returning(board)

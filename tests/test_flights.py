@@ -305,6 +305,27 @@ def test_a_running_request_is_never_swept(kind: type[Ledger]) -> None:
     play(scenario)
 
 
+def test_breakers_hear_what_has_left_an_upstream_and_since_when_it_was_there(kind: type[Ledger]) -> None:
+    """Whether it ended or moved on; each once, whatever is told later."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        told: list[tuple[str, float]] = []
+        desk.breakers.ended = lambda *left: told.append(left)  # type: ignore[method-assign]
+        start = loop.time()
+        trip = await desk.take_off("ab")
+        await asyncio.sleep(1)
+        await trip.failed("a", 503)
+        assert told == [("a", start)]
+        await trip.failed("a", 503)
+        await asyncio.sleep(1)
+        await trip.land()
+        await trip.failed("b", 503)
+        assert told == [("a", start), ("b", pytest.approx(start + 1))]
+
+    play(scenario)
+
+
 def test_failover_moves_slot_and_reservation(kind: type[Ledger]) -> None:
     """At once, as soon as the failed attempt is told; the first upstream keeps only its request."""
 

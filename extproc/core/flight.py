@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
 from extproc.core import spend
 from extproc.core.capacity import Change, Claim
@@ -56,9 +57,9 @@ class Flight:
     the failed attempts that were told (upstream, number, and seconds where one upstream may be asked twice). hurried:
     its time limits are the caller's own, so that a timeout says nothing about an upstream. again: its only upstream may
     be asked a second time; tried: it was. used: tokens that it really used, once that is settled. cost: dollars that it
-    has cost so far; None as long as no price was known. timed: how long its first token took was told. taken: when what
-    it needs was first taken at each upstream, but for those that were learned of by their answer. Before `depart` only
-    `cancel` changes anything.
+    has cost so far; None as long as no price was known. timed: how long its first token took was told. at, came: where
+    it is, empty for nowhere, and since when. taken: when what it needs was first taken at each upstream, but for those
+    that were learned of by their answer. Before `depart` only `cancel` changes anything.
     """
 
     request: Request
@@ -68,6 +69,8 @@ class Flight:
     accounting: Mapping[str, Accounting] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     departed: float | None = None
+    at: str = ""
+    came: float = inf
     landed: float | None = None
     attempts: int = 0
     heard: set[tuple[str, int, float]] = field(default_factory=set)
@@ -84,7 +87,6 @@ class Flight:
     _failed: set[str] = field(default_factory=set)
     _billed: tuple[str, ...] = ()
     _served: str = ""
-    _at: str = ""
 
     @property
     def waited_s(self) -> float:
@@ -99,7 +101,7 @@ class Flight:
     def depart(self, order: tuple[str, ...], prices: Mapping[str, tuple[Claim, ...]], now: float) -> None:
         """It goes to order[0], whose claims the limiter has taken."""
         self.order, self.prices, self.departed = order, prices, now
-        self._at = order[0]
+        self.at, self.came = order[0], now
         self.taken[order[0]] = now
         self._reserved[order[0]] = _tokens(self.prices[order[0]])
         self._asked.add(order[0])
@@ -115,7 +117,7 @@ class Flight:
         """Its stream ended: what it held while it ran comes back. Once."""
         if self.departed is None or self.landed is not None:
             return []
-        changes = self._hold(self._at, 1.0)
+        changes = self._hold(self.at, 1.0)
         self.landed = now
         return changes + [Change(c.key, c.amount) for c in self.allowance if _kind(c.key) in HELD]
 
@@ -131,9 +133,9 @@ class Flight:
         self._failed.add(upstream)
         dollars = self._bill_input(upstream) if refund is Refund.INPUT_KEPT else 0.0
         changes = self._ask(upstream) + self._give_back(upstream, refund, dollars) + self._charge(dollars)
-        if upstream == self._at:
+        if upstream == self.at:
             changes += self._hold(upstream, 1.0)
-            self._at = ""
+            self.at = ""
             behind = () if last else self.order[self.order.index(upstream) + 1 :]
             following = next((name for name in behind if name not in self._failed), None)
             if following is not None:
@@ -189,7 +191,7 @@ class Flight:
         return _net(changes + (self._ask(upstream) if self.settled else self._reserve(upstream)))
 
     def _move_to(self, upstream: str, now: float) -> list[Change]:
-        self._at = upstream
+        self.at, self.came = upstream, now
         self.taken.setdefault(upstream, now)
         changes = self._hold(upstream, -1.0)
         if self.settled:
