@@ -59,6 +59,8 @@ TIMED_OUT = "response_timeout"
 """Flag and details of a request that Envoy ended by itself: no record of an attempt tells of that."""
 REPLACED = f"tidegate_{Reason.EVICTED}"
 """Details of a request that was ended here while it ran, because its client had sent it again: that one is gone."""
+HOLLOW = frozenset({"empty", "short"})
+"""What is wrong with an answer that is complete."""
 MALFORMED = "malformed"
 """How the filter at the upstream calls an answer that is no JSON."""
 NOT_FOUND = 404
@@ -385,7 +387,9 @@ class Flights:
         elif gave_up:
             first_token_s = record.duration_s - flight.waited_s
         flight.timed = flight.timed or first_token_s is not None
-        evidence = Evidence(request.id, request.size.input, first_token_s, malformed, request.model, gave_up)
+        hollow = malformed and (record.tail.get("bad") or record.error.partition("/")[2]) in HOLLOW
+        size, model = request.size.input, request.model
+        evidence = Evidence(request.id, size, first_token_s, malformed, model, gave_up, hollow)
         began = self._clock.time() if flight.departed is None else flight.departed
         self._breakers.record(record.upstream, outcome, began=began, cause=cause, evidence=evidence)
 

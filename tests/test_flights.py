@@ -979,6 +979,24 @@ def test_answers_to_large_prompts_that_are_none_keep_only_those_away() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("bad", ["empty", "short"])
+def test_small_calls_whose_answers_are_complete_but_empty_close_no_upstream(bad: str) -> None:
+    """Their caller may have asked for just that; whether it is noticed at the upstream or at the end."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for _ in range(10):
+            trip = await desk.take_off("ab")
+            await trip.failed("a", 502, error=f"malformed/{bad}")
+            await trip.final("b", 200, tail=DONE | {"bad": bad})
+            await trip.land()
+        assert [desk.breakers.allows(name) for name in "ab"] == [True, True]
+        assert [desk.breakers.by_name[name].failures for name in "ab"] == [1, 1]
+        assert [desk.breakers.fits(name, 60) for name in "ab"] == [False, False]
+
+    play(scenario)
+
+
 def test_a_failure_that_is_told_twice_counts_once() -> None:
     """One request that failed once never opens a breaker."""
 

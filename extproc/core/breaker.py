@@ -18,7 +18,9 @@ everybody away.
 
 An answer under 200 that is none (invalid, empty, truncated) hits large prompts first. So it counts against its class of
 prompt sizes, and only that class is kept away for a while (`Sizes`); only with prompts of the smallest class, that of
-our own calls, is it a failure like others.
+our own calls, is it a failure like others. But one that is complete, and merely empty or short, may be what its caller
+asked for: of these no more than one counts in a row, and for the rest they keep away the smallest class, too, which
+costs nobody an answer. Otherwise three small calls could close every upstream of a chain to everybody.
 
 A result counts only if its request began after the last transition: answers to questions asked in another state say
 nothing about this one. So nothing that comes late or out of order can move it back. A client's own error says nothing
@@ -123,8 +125,8 @@ TABLE: dict[tuple[State, Signal], State] = {
 class Evidence:
     """What is known of one attempt. request: its id. first_token_s: None where it does not stream.
 
-    malformed: an answer under 200 that is none: invalid, empty, truncated. gave_up: the client left after
-    first_token_s, and there was no token yet.
+    malformed: an answer under 200 that is none: invalid, empty, truncated. hollow: it is complete all the same, so that
+    the caller may have brought it about. gave_up: the client left after first_token_s, and there was no token yet.
     """
 
     request: str = ""
@@ -133,6 +135,7 @@ class Evidence:
     malformed: bool = False
     model: str = ""
     gave_up: bool = False
+    hollow: bool = False
 
 
 NOTHING = Evidence()
@@ -152,9 +155,9 @@ class Breaker:
     """The state of one upstream. All times are seconds on the caller's clock; `chance` is in [0, 1).
 
     since: time of the last transition. rests_until: when a probe may be sent, infinite while CLOSED. openings, graves:
-    how often it opened, and was quarantined, since users were last served well. grown: successes of this ramp, but for
-    those that failures took back; proven: whether anything went well in it; fresh: when it began, or began anew.
-    verdict: why it opened last.
+    how often it opened, and was quarantined, since users were last served well. hollow: whether one of the failures in
+    this row was. grown: successes of this ramp, but for those that failures took back; proven: whether anything went
+    well in it; fresh: when it began, or began anew. verdict: why it opened last.
     """
 
     rules: BreakerRules = field(default_factory=BreakerRules)
@@ -165,6 +168,7 @@ class Breaker:
     graves: int = 0
     failures: int = 0
     paced: int = 0
+    hollow: bool = False
     grown: int = 0
     proven: bool = False
     fresh: float = -inf
@@ -202,10 +206,13 @@ class Breaker:
         """Count one attempt that began at `began`. True when this moved the breaker."""
         if began < self.since or self.state not in (State.CLOSED, State.RAMPING):
             return False
-        if evidence.malformed and self.rules.malformed is not None and size_class(evidence.prompt):
+        by_size = evidence.malformed and self.rules.malformed is not None
+        hollow = by_size and evidence.hollow
+        if by_size and (size_class(evidence.prompt) or (hollow and self.hollow)):
             outcome = Outcome.IGNORED
+        self.hollow = self.hollow or (hollow and outcome is not Outcome.IGNORED)
         late = self._timed(evidence, now)
-        sign = self._sign(outcome, now)
+        sign = self._sign(outcome, now, hollow=hollow)
         if outcome is Outcome.SUCCESS:
             self._served(now, late=late)
         elif outcome is not Outcome.IGNORED:
@@ -272,15 +279,15 @@ class Breaker:
     def _is_slow(self) -> bool:
         return self.tempo is not None and self.tempo.slow(ramping=self.state is State.RAMPING)
 
-    def _sign(self, outcome: Outcome, now: float) -> Sign | None:
-        """Count it, and say what it is the last sign of."""
+    def _sign(self, outcome: Outcome, now: float, *, hollow: bool) -> Sign | None:
+        """Count it, and say what it is the last sign of. hollow: it counts in the row alone."""
         rules, failed = self.rules, outcome in FAILED
         if outcome in GRAVE and rules.quarantine_s is not None:
             self.failures += 1
             return GRAVE[outcome]
         self.failures += failed
         self.paced += outcome is Outcome.PACED
-        if self.errors is not None and (failed or outcome is Outcome.SUCCESS):
+        if self.errors is not None and not hollow and (failed or outcome is Outcome.SUCCESS):
             self.errors.note(bad=failed, now=now)
         if failed and rules.failures is not None and self.failures >= rules.failures:
             return Sign.FAILURES
@@ -296,6 +303,7 @@ class Breaker:
 
     def _served(self, now: float, *, late: bool) -> None:
         self.failures = self.paced = 0
+        self.hollow = False
         if late:
             return
         if self.state is State.CLOSED:
@@ -338,7 +346,7 @@ class Breaker:
     def _forget(self, *, anew: bool) -> None:
         """What was counted in one state says nothing in the next. anew: nor does what was usual."""
         self.failures = self.paced = self.grown = 0
-        self.proven = False
+        self.proven = self.hollow = False
         self._blamed.clear()
         if self.errors is not None:
             self.errors.clear()
@@ -395,10 +403,12 @@ class Sizes:
     def record(self, evidence: Evidence, *, began: float, now: float, chance: float) -> str:
         """Count one answer under 200 that began at `began`. The class that it shut, else an empty word.
 
-        The smallest class counts with the breaker itself.
+        What is wrong in the smallest class counts with the breaker itself, unless it is hollow.
         """
         ratio, number = self._rules.malformed, size_class(evidence.prompt)
-        if ratio is None or not number or number in self._shut or began < self._classes[number].since:
+        if ratio is None or number in self._shut or began < self._classes[number].since:
+            return ""
+        if not number and evidence.malformed and not evidence.hollow:
             return ""
         seen = self._classes[number]
         seen.answers.note(bad=evidence.malformed, now=now)

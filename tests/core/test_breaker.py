@@ -648,6 +648,34 @@ def test_of_the_smallest_prompts_they_are_failures_like_others() -> None:
     assert moved == [False, False, True]
 
 
+def test_what_a_caller_may_have_asked_for_counts_once_in_a_row() -> None:
+    """Empty answers to small prompts keep small prompts away, and never close an upstream to everybody."""
+    breaker = Breaker(BreakerRules(errors=HALF_BAD))
+    hollow = Evidence(prompt=10, malformed=True, hollow=True)
+    for _ in range(40):
+        assert not breaker.record(FAILURE, began=1.0, now=1.0, chance=0.0, evidence=hollow)
+        assert breaker.failures == 1
+    assert not breaker.record(FAILURE, began=1.0, now=1.0, chance=0.0)
+    assert breaker.record(FAILURE, began=1.0, now=1.0, chance=0.0), "with two others it is the third"
+    breaker.move(RESET, now=2.0, chance=0.0)
+    for _ in range(40):
+        assert not breaker.record(FAILURE, began=2.0, now=2.0, chance=0.0, evidence=hollow)
+        assert breaker.failures == 1
+        breaker.record(SUCCESS, began=2.0, now=2.0, chance=0.0)
+    assert "error_share" not in breaker.numbers(2.0) or breaker.numbers(2.0)["error_share"] == 0
+    good = Evidence(prompt=10)
+    assert answers(breaker, *[good] * 8, *[hollow] * 4)[-1] == "0-999"
+    assert (breaker.sizes.fits(10), breaker.sizes.fits(1000)) == (False, True)
+
+
+def test_with_that_sign_off_what_is_hollow_is_a_failure_like_others() -> None:
+    """Nothing else would count it."""
+    breaker = Breaker(BreakerRules(malformed=None))
+    hollow = Evidence(prompt=10, malformed=True, hollow=True)
+    moved = [breaker.record(FAILURE, began=1.0, now=1.0, chance=0.0, evidence=hollow) for _ in range(3)]
+    assert moved == [False, False, True]
+
+
 def test_with_that_sign_off_they_are_failures_of_any_size() -> None:
     """No class is kept away."""
     breaker = Breaker(BreakerRules(malformed=None))
@@ -673,6 +701,7 @@ EVIDENCE = st.builds(
     prompt=st.sampled_from([0, 999, 1_000, 20_000, 70_000]),
     first_token_s=st.none() | st.floats(0, 100),
     malformed=st.booleans(),
+    hollow=st.booleans(),
     model=st.sampled_from(["m", "n"]),
     gave_up=st.booleans(),
 )
