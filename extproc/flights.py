@@ -63,7 +63,8 @@ HOLLOW = frozenset({"empty", "short"})
 """What is wrong with an answer that is complete."""
 MALFORMED = "malformed"
 """How the filter at the upstream calls an answer that is no JSON."""
-NOT_FOUND = 404
+NOT_FOUND, FORBIDDEN = 404, 403
+NO_SUCH_MODEL = "model_not_found"
 OVERLOADED = 503
 
 
@@ -354,8 +355,8 @@ class Flights:
         outcome = _outcome(record, self._provider(record.upstream))
         if flight is not None and flight.hurried and "upstream_request_timeout" in record.flags:
             outcome = Outcome.IGNORED
-        if flight is not None and outcome is Outcome.FAILURE and record.status == NOT_FOUND:
-            outcome = self._not_found(record.upstream, flight.request.model)
+        if flight is not None and outcome in (Outcome.FAILURE, Outcome.CREDENTIAL):
+            outcome = self._of_the_model(record, outcome, flight.request.model)
         what = record.error or ", ".join(sorted(record.flags)) or "no answer"
         cause = f"status {record.status}: {what}"
         if flight is None:
@@ -365,11 +366,19 @@ class Flights:
             self._tell_breaker(flight, record, outcome, cause, malformed=record.error.startswith(MALFORMED))
         return outcome
 
-    def _not_found(self, upstream: str, model: str) -> Outcome:
-        """A model that is missing is our mistake, but where a caller may ask for any name it says nothing."""
-        place = self._policy.upstreams.get(upstream)
-        invented = place is not None and is_callers_word(self._policy, place, model)
-        return Outcome.IGNORED if invented else Outcome.FAILURE
+    def _of_the_model(self, record: Record, outcome: Outcome, model: str) -> Outcome:
+        """What it says where it may be about the model alone.
+
+        A model that is missing, or that our key may not use, is our mistake. But where a caller may ask for any name it
+        says nothing; and that our key is refused, which might be for the name, needs as many signs as a failure.
+        """
+        missing = record.status == NOT_FOUND or record.error.endswith(f"/{NO_SUCH_MODEL}")
+        place = self._policy.upstreams.get(record.upstream)
+        if not (missing or record.status == FORBIDDEN) or place is None:
+            return outcome
+        if not is_callers_word(self._policy, place, model):
+            return outcome
+        return Outcome.IGNORED if missing else Outcome.FAILURE
 
     def _time(self, flight: Flight, record: Record) -> None:
         """How long its first token took, or that it did not come in this time, is all that it says."""

@@ -845,6 +845,31 @@ def test_a_missing_model_that_only_its_caller_named_says_nothing() -> None:
         await trip.failed("a", status=404, error="-/account_deactivated")
         assert desk.breakers.by_name["a"].failures == 0
         await trip.land()
+        trip = await desk.take_off("ab")
+        await trip.failed("a", status=403, error="invalid_request_error/model_not_found")
+        assert desk.breakers.by_name["a"].failures == 0
+        await trip.land()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("status", "models", "most"), [(403, "*", 2), (403, "m", 0), (401, "*", 0)])
+def test_a_key_that_is_refused_for_what_only_its_caller_named_is_a_failure_like_others(
+    status: int, models: str, most: int
+) -> None:
+    """It may be for the name, so one says no more than any failure; where the name is written here, or nobody is known
+    by that key, one is enough.
+    """
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, policy=replace(POLICY, routes=(Route("any", (models,), ("a",)),)))
+        borne = 0
+        for _ in range(3):
+            trip = await desk.take_off("ab", model="m")
+            await trip.failed("a", status=status, error="-/-")
+            await trip.land()
+            borne += desk.breakers.allows("a")
+        assert borne == most
 
     play(scenario)
 
