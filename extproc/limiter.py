@@ -223,7 +223,7 @@ class Limiter:
     def _in_reach(self, request: Request, wants: Wants) -> Wants:
         """Where every breaker rests for longer than the request can wait, what is owned serves all the same."""
         names = self._affordable(wants)
-        if any(map(self._allows, names)) or self._earliest_probe(names) <= request.wait_until:
+        if wants.forced or any(map(self._allows, names)) or self._earliest_probe(names) <= request.wait_until:
             return wants
         owned = next((name for name in names if name in self._owned), None)
         return wants if owned is None else Wants((owned,), wants.prices, forced=True, prompt=wants.prompt)
@@ -528,7 +528,8 @@ class Limiter:
     def _heads(self, deep: dict[Line, int]) -> list[tuple[Waiter, bool]]:
         """Who may be asked for. Those are turned away for whom nothing is left that may be paid, nor anything free.
 
-        Whom other upstreams answer well by now stands in another line from now on.
+        Whom other upstreams answer well by now, or whom only what is owned can serve in time, stands in another line
+        from now on.
         """
         while True:
             heads = self.lanes.heads(deep)
@@ -544,10 +545,11 @@ class Limiter:
     def _moved_on(self, heads: list[tuple[Waiter, bool]]) -> bool:
         moved = False
         for turn in (_turn(head) for head, _ in heads):
-            fitting = self._fitting(turn.wants)
-            if fitting != turn.fitting:
-                turn.fitting, moved = fitting, True
-                self.lanes.regroup(turn, _group(turn, first_only=turn.group.first_only))
+            wants = self._in_reach(turn.request, turn.wants)
+            fitting = self._fitting(wants)
+            if fitting != turn.fitting or wants is not turn.wants:
+                turn.wants, turn.fitting, moved = wants, fitting, True
+                self.lanes.regroup(turn, _group(turn, first_only=turn.group.first_only and not wants.forced))
         return moved
 
     def _tell(self, newcomers: list[_Turn], *, whole: bool) -> None:

@@ -316,6 +316,25 @@ def test_what_is_owned_serves_when_nobody_else_can_be_waited_for(
     play(scenario)
 
 
+@pytest.mark.parametrize("chain", ["az", "z"])
+def test_what_is_owned_serves_when_the_next_probe_turns_out_to_be_too_late(kind: type[Ledger], chain: str) -> None:
+    """The one that was waited for has failed, and everybody in line is looked at again."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench = Bench(loop, slots(a=(9, 0), z=(9, 0)), kind)
+        bench.sick, bench.probe_at = set("az"), loop.time() + 5
+        tasks = [bench.send(chain) for _ in range(3)]
+        await asyncio.sleep(6)
+        assert not any(task.done() for task in tasks)
+        bench.probe_at = loop.time() + 60
+        bench.limiter.kick()
+        assert [(await task).upstream for task in tasks] == ["z"] * 3
+        assert loop.time() == pytest.approx(1006, abs=0.1)
+        await bench.stop()
+
+    play(scenario)
+
+
 @pytest.mark.parametrize(
     ("changes", "sick", "reason", "after"),
     [
