@@ -9,6 +9,8 @@ rises by at most a tenth in an hour, however much is learned; it sinks freely.
 An upstream is slow when more than `share` of its last answers took longer than `times` the usual P95, which is to say
 that their P95 did. That is known only when answers have begun, and by then as many again are on their way; so it is
 slow, too, when half of the last took longer than `median_times` the usual median. In a gradual decay that comes first.
+They must have taken longer than the usual P95, too: where times differ much, as those of models that think first, every
+fourth is above twice the median on a good day, and half of some twenty would be before long.
 
 Deliberately not here: what follows from it (breaker).
 """
@@ -128,7 +130,7 @@ class Tempo:
     """Whether an upstream is slow. Times in seconds on the caller's clock.
 
     tail: of the last answers those that took longer than `times` the usual P95. late: how many of the last `volume`
-    took longer than `median_times` the usual median.
+    took longer than `median_times` the usual median, and than the usual P95.
     """
 
     __slots__ = ("_baselines", "_degraded_since", "_last", "_recent", "_rules", "late", "tail")
@@ -160,7 +162,7 @@ class Tempo:
         """
         rules, usual = self._rules, self.baseline(model, prompt)
         beyond = seconds > max(rules.least_s, rules.times * usual.p95_s)
-        late = beyond or seconds > max(rules.least_s, (rules.median_times or inf) * usual.median_s)
+        late = beyond or seconds > max(rules.least_s, usual.p95_s, (rules.median_times or inf) * usual.median_s)
         if at_least and not late:
             return False
         if usual.median_s == inf:

@@ -150,8 +150,8 @@ class SlowRules:
     """Sick when first tokens take too long against what is usual there (see core.baseline).
 
     Their P95 within `window_s` seconds, which is to say more than `share` of them, above `times` the usual P95; or the
-    median of the last `volume` above `median_times` the usual median, None for never. At least `volume` are needed,
-    and what comes within `least_s` seconds is never slow.
+    median of the last `volume` above `median_times` the usual one and above the usual P95, None for never. At least
+    `volume` are needed, and what comes within `least_s` seconds is never slow.
     """
 
     times: float = 3.0

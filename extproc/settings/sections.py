@@ -359,7 +359,8 @@ class SlowSettings(Section):
     times: Annotated[float, BeforeValidator(_number), Field(gt=1, allow_inf_nan=False)] = 3.0
     """Sick when its 95th percentile is above so many times the usual one."""
     median_times: Annotated[float, BeforeValidator(_number), Field(gt=1, allow_inf_nan=False)] | None = 2.0
-    """Or the median of the last `volume` above so many times the usual median: gradual decay shows there first."""
+    """Or the median of the last `volume` above so many times the usual one, and above its usual 95th percentile:
+    gradual decay shows there first."""
     share: Annotated[float, BeforeValidator(_number), Field(gt=0, lt=1)] = 0.05
     """Share that may be later than `times` says; 5 % makes it the 95th percentile."""
     window_s: Seconds = 30.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 from math import inf
+from random import Random
 from typing import Any, NamedTuple
 
 import pytest
@@ -447,6 +448,12 @@ def test_a_few_late_ones_or_all_of_them_a_little_do_not(every: int, seconds: flo
     """One in thirty; or less than twice the usual."""
     breaker, now = healthy()
     assert not any(timed(breaker, seconds if n % every == 0 else 2.0, now + n) for n in range(300))
+
+
+def test_times_that_differ_much_do_not_open_it_as_long_as_they_differ_as_usual() -> None:
+    """As those of models that think first: every fifth takes more than twice the median, on a good day."""
+    chance, breaker = Random(4), Breaker()
+    assert not any(timed(breaker, 1.5 * chance.lognormvariate(0.0, 0.9), n / 5) for n in range(8000))
 
 
 def test_fast_is_never_slow() -> None:
