@@ -48,6 +48,13 @@ class Breakers:
             return breaker.state is State.CLOSED
         return breaker.allows(self._returned(upstream), self._clock.time())
 
+    def room(self, upstream: str) -> float:
+        """How many more may go there while traffic returns; elsewhere any number."""
+        breaker = self.by_name[upstream]
+        if breaker.state is not State.RAMPING:
+            return inf
+        return breaker.window(self._clock.time()) - self._returned(upstream)
+
     def fits(self, upstream: str, prompt: int) -> bool:
         """Whether prompts of so many tokens are not kept away from there."""
         return self.by_name[upstream].sizes.fits(prompt)

@@ -120,6 +120,7 @@ class Limiter:
         owned: frozenset[str] = frozenset(),
         *,
         fits: Callable[[str, int], bool] = lambda _name, _prompt: True,
+        room: Callable[[str], float] = lambda _: inf,
         patience: Callable[[Request], float] = lambda _: 0.0,
         bounds: Bounds | None = None,
         new_share: Callable[[str], float] = lambda _: SessionLimits().new_share,
@@ -128,8 +129,9 @@ class Limiter:
         """`earliest_probe` tells when the first of some upstreams may be tried again, on the clock.
 
         owned: upstreams that serve when nobody else can be waited for. fits: whether an upstream answers prompts of so
-        many tokens well. patience: asked of a client's retry that would
-        have to wait and was not told to come now: 0 when it may, else the seconds after which it may come again.
+        many tokens well. room: how many more may go there, where its breaker lets some through. patience: asked of a
+        client's retry that would have to wait and was not told to come now: 0 when it may, else the seconds after which
+        it may come again.
         bounds: of all lanes together. new_share: which share of a lane's room and patience a tenant's new sessions may
         use. `chance` is in [0, 1).
         """
@@ -141,6 +143,7 @@ class Limiter:
         self._clock = clock
         self._allows = allows
         self._fits = fits
+        self._room = room
         self._observe = observer
         self._earliest_probe = earliest_probe
         self._owned = owned
@@ -502,18 +505,23 @@ class Limiter:
             newcomers, self._newcomers = self._newcomers, []
             lines = [head.flow.line for head, _ in heads if head.flow]
             asks = [Ask(h.request.ticket, self._options(h), f, self._terms[h.request.lane]) for h, f in heads]
+            rooms = {name: self._room(name) for name in {option.name for ask in asks for option in ask.options}}
             answers = await self._capacity.take(asks)
             progress, whole = False, True
             for (head, followed), line, answer in zip(heads, lines, answers, strict=True):
                 if answer.option is None:
                     deep.pop(line, None)
                     continue
-                progress, whole = True, whole and not followed
+                whole = whole and not followed
                 if not self._capacity.immediate:
                     deep[line] = min(2 * deep.get(line, 1), MAX_DEPTH)
-                if head.gone or self._strays(_turn(head).wants, answer.option.name):
+                name, wants = answer.option.name, _turn(head).wants
+                crowded = rooms[name] <= 0 and not wants.forced  # others of the same batch have filled it
+                progress = progress or not crowded
+                if head.gone or crowded or self._strays(wants, name):
                     await self._give_back(answer.option)
                 else:
+                    rooms[name] -= 1
                     self._grant(head, answer)
             self._tell(newcomers, whole=whole)
             looks += 1

@@ -140,8 +140,10 @@ def test_while_traffic_returns_so_many_may_run_as_its_window_says(board: Board) 
     board.breakers.flying = lambda _: running
     returning(board)
     assert board.breakers.allows("a")
+    assert (board.breakers.room("a"), board.breakers.room("b")) == (2.0, inf)
     running = 2
     assert not board.breakers.allows("a")
+    assert board.breakers.room("a") == 0.0
     assert board.breakers.earliest_probe(("a",)) <= board.clock.now
     moves = board.moves
     board.breakers.record("a", Outcome.SUCCESS, began=board.clock.now, cause="")

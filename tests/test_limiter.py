@@ -316,6 +316,33 @@ def test_what_is_owned_serves_when_nobody_else_can_be_waited_for(
     play(scenario)
 
 
+def test_those_who_are_let_go_together_are_no_more_than_may_return(kind: type[Ledger]) -> None:
+    """Thirty wait, each for another model, when traffic returns to their upstream two at a time."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        store = slots(a=(99, 0))
+        store |= {f"upstream/a/m{n}/total": TokenBucket(1e6, 1e6, 1e6, loop.time()) for n in range(30)}
+        held = store["upstream/a/slots"]
+        assert isinstance(held, Slots)
+        bench = Bench(loop, store, kind, room=lambda _: 2 - held.used)
+        bench.sick, bench.probe_at = {"a"}, loop.time()
+        tasks = [bench.send("a", model=f"m{n}") for n in range(30)]
+        await asyncio.sleep(1)
+        bench.sick.clear()
+        bench.limiter._allows = lambda _: held.used < 2
+        bench.limiter.kick()
+        for going in (2, 4, 6):
+            await asyncio.sleep(0.1)
+            assert (sum(task.done() for task in tasks), held.used) == (going, 2)
+            await bench.free("upstream/a/slots", 2)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await bench.stop()
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("chain", ["az", "z"])
 def test_what_is_owned_serves_when_the_next_probe_turns_out_to_be_too_late(kind: type[Ledger], chain: str) -> None:
     """The one that was waited for has failed, and everybody in line is looked at again."""
