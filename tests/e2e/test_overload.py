@@ -360,19 +360,20 @@ async def test_a_retry_at_the_time_told_is_admitted(
     name: str, slots: Stack, metered: Stack, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Who is refused in a burst and comes back at the time told is served, as long as not the whole burst does."""
-    stack, model, lane = (slots, "ten", "hasty") if name == "slots" else (metered, "tokens", "P1")
-    ratios = []
-    for returning in (4, 1):
+    stack, model, lane = (slots, "ten", "hasty") if name == "slots" else (metered, "tokens", "P2")
+    retried: list[Result] = []
+    for returning in (4, 2):
         await asyncio.to_thread(until, lambda: all_there(stack), 20.0)
         async with crowd(stack) as clients:
             outcomes = await asyncio.gather(
-                *(_ask_twice(clients, model, lane, again=i % returning == 0) for i in range(110))
+                *(_ask_twice(clients, model, lane, again=i % returning == 0) for i in range(115))
             )
-        retried = [second for _, second in outcomes if second is not None]
-        ratios.append(sum(answer.status == 200 for answer in retried) / len(retried))
-        show(capsys, f"retry-after on {name}: {ratios[-1]:.0%} of {len(retried)} retries were admitted")
+        retried += [second for _, second in outcomes if second is not None]
         await reached(stack, lambda state: not state["flying"])
-    assert min(ratios) >= 0.9
+    assert len(retried) >= 3
+    admitted = sum(answer.status == 200 for answer in retried) / len(retried)
+    show(capsys, f"retry-after on {name}: {admitted:.0%} of {len(retried)} retries were admitted")
+    assert admitted >= 0.85
 
 
 def all_there(stack: Stack) -> bool:

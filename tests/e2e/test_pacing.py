@@ -97,7 +97,7 @@ async def test_a_limit_smaller_than_configured_is_followed(alone: Stack, capsys:
     """
     tell(alone, "one", tpm=TPM // 5)
     began = time.monotonic()
-    await pushed(alone, 30, 15.0)
+    await pushed(alone, 30, 25.0)
     took = time.monotonic() - began
     record = alone.record("one")
     allowed = TPM / 5 / 60 * (BURST_S + took)
