@@ -539,7 +539,7 @@ def _billed(order: tuple[str, ...], done: list[tuple]) -> dict[str, float]:
 
 def _actual(usage: Usage | None, seen: int | None) -> Size:
     if usage is not None and usage.input is not None and usage.output is not None:
-        return Size(usage.input, usage.output)
+        return Size(usage.input, max(usage.output, min(seen or 0, ESTIMATE.output)))
     prompt = ESTIMATE.input if usage is None or usage.input is None else usage.input
     return Size(prompt, ESTIMATE.output if seen is None else min(seen, ESTIMATE.output))
 
