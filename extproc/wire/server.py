@@ -31,10 +31,11 @@ OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
 )
-RECORDS_S = 0.9
-"""Records of what ended just before the end are still heard, for so long."""
-GRACE_S = 1.5
-"""And so long after its beginning the end waits for no stream any more."""
+LAST_S = 0.9
+"""So long what ends is told to Envoy, and records of what ended just before are heard. A server that stops closes its
+connections as soon as its last stream is done, and may take the word that it was all right with it."""
+GRACE_S = 0.5
+"""And so much longer the end waits for streams that do not end."""
 MARGIN_BYTES = 256 * 1024
 """Room for headers and framing above the largest body that Envoy buffers."""
 
@@ -65,16 +66,14 @@ class Server:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Let go of responses that are under way (they go on without us), then end. New streams are refused."""
+        """Let go of responses that are under way (they go on without us), then end. Newcomers should be refused already."""
         for exchange in list(self._exchanges):
             exchange.release()
-        await asyncio.sleep(0)
-        stopping = asyncio.ensure_future(self._server.stop(grace=GRACE_S))
-        await asyncio.sleep(RECORDS_S)
+        await asyncio.sleep(LAST_S)
         for stream in self._logs:
             if stream is not None:
                 stream.cancel()
-        await stopping
+        await self._server.stop(grace=GRACE_S)
 
     async def process(self, _: object, context: Any) -> None:
         """Envoy's ext_proc: one stream per HTTP request."""
