@@ -66,7 +66,7 @@ class Server:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Let go of responses that are under way (they go on without us), then end. Newcomers should be refused already."""
+        """Let go of responses that are under way (they go on without us), then end. Refuse newcomers before."""
         for exchange in list(self._exchanges):
             exchange.release()
         await asyncio.sleep(LAST_S)
