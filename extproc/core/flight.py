@@ -188,7 +188,10 @@ class Flight:
         self._billed = ()  # its second prompt is paid for, too, if that is cut as well
         changes = self._give_back(upstream, refund, dollars) + self._charge(dollars)
         self._asked.discard(upstream)
-        return _net(changes + (self._ask(upstream) if self.settled else self._reserve(upstream)))
+        if not self.settled:
+            return _net(changes + self._reserve(upstream))
+        self._reserved[upstream] = self._owing(upstream)  # the books stay open for its second failure
+        return _net(changes + self._ask(upstream))
 
     def _move_to(self, upstream: str, now: float) -> list[Change]:
         self.at, self.came = upstream, now
@@ -214,10 +217,8 @@ class Flight:
     def _give_back(self, upstream: str, refund: Refund, dollars: float = 0.0) -> list[Change]:
         """What was reserved at `upstream`, but for what it keeps; of its dollars all but `dollars`."""
         reserved = self._reserved.pop(upstream, None)
-        if (
-            reserved is None
-        ):  # it was reached by a failure that is not known yet, and owes what it has cost all the same
-            reserved = tuple(Claim(c.key, 0.0) for c in self.prices.get(upstream, ()) if _kind(c.key) in DOLLARS)
+        if reserved is None:  # it was reached by a failure that is not known yet
+            reserved = self._owing(upstream)
         if refund is Refund.INPUT_KEPT:
             upfront = self.accounting.get(upstream) is Accounting.UPFRONT
             left = _settled(reserved, Size(self.request.size.input, 0), dollars, upfront=upfront)
@@ -228,6 +229,10 @@ class Flight:
             self._asked.discard(upstream)
             changes += [Change(c.key, c.amount) for c in self._requests(upstream)]
         return changes
+
+    def _owing(self, upstream: str) -> tuple[Claim, ...]:
+        """A reservation of nothing, which owes what it has cost all the same."""
+        return tuple(Claim(c.key, 0.0) for c in self.prices.get(upstream, ()) if _kind(c.key) in DOLLARS)
 
     def _settle_own(self, actual: Size, dollars: float) -> list[Change]:
         """The tenant's and the session's: what was taken comes back but for what was used."""

@@ -617,6 +617,21 @@ def test_a_first_attempt_that_is_heard_of_late_only_counts_as_a_request() -> Non
     assert book.at("a") == {"requests": 2}
 
 
+@pytest.mark.parametrize(("refund", "paid"), [(Refund.UNSENT, 0), (Refund.INPUT_KEPT, 1)])
+def test_two_attempts_that_are_both_heard_of_late_are_both_settled(refund: Refund, paid: int) -> None:
+    """The books stay open for the second of them, though the outcome is known and the stream has ended."""
+    book = departed("a")
+    book.flight.again = True
+    book.apply(book.flight.unserved())
+    book.apply(book.flight.land(1002.0))
+    for is_open in (True, False):
+        assert book.flight.open_books
+        book.apply(book.flight.attempt_failed("a", refund, NOW))
+        assert book.flight.open_books == is_open
+    assert book.at("a").get("requests", 0) == 2 * paid
+    assert book.dollars() == pytest.approx(2 * paid * cost(RATES["a"], Size(60, 0)))
+
+
 def test_of_a_broken_answer_what_was_seen_counts_where_less_was_reported() -> None:
     """Anthropic's first event reports one token of output, however many follow."""
     book = departed("a")
