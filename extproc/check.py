@@ -13,6 +13,7 @@ from extproc.core.spend import is_free
 from extproc.probes.inquiry import inquire
 from extproc.render.envoy import bootstrap, to_yaml
 from extproc.render.envoy import validate as validate_envoy
+from extproc.render.upstream import secret_files
 from extproc.settings import KvSettings, Settings, SettingsError, UpstreamSettings
 
 __all__ = ["advice", "ask", "validate"]
@@ -51,6 +52,7 @@ def advice(settings: Settings) -> Iterator[str]:
     """One line for each thing that works but may surprise."""
     yield from _dialects(settings)
     yield from _keys(settings)
+    yield from _followed(settings)
     yield from _models(settings)
     yield from _engines(settings)
     yield from _prices(settings)
@@ -74,6 +76,14 @@ def _keys(settings: Settings) -> Iterator[str]:
     for name, upstream in settings.upstreams.items():
         if upstream.key_file is None and upstream.provider not in ("fake", "vllm", "sglang"):
             yield f"note: upstreams.{name}: no key_file, requests go out without credentials"
+
+
+def _followed(settings: Settings) -> Iterator[str]:
+    folder = settings.gateway.secrets_dir
+    for name, text in secret_files(settings).items():
+        file = Path(folder or "", name)
+        if not _readable(str(file)) or file.read_bytes() != text.encode():
+            yield f"note: gateway.secrets_dir: {file} is not as it should be; run tidegate render --write-secrets"
 
 
 def _models(settings: Settings) -> Iterator[str]:

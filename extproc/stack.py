@@ -25,7 +25,7 @@ from typing import Any, Self
 
 import yaml
 
-from extproc.render.envoy import bootstrap, to_yaml, write_secrets
+from extproc.render.envoy import RenderError, bootstrap, to_yaml, write_secrets
 from extproc.settings import Settings, UpstreamSettings
 
 __all__ = ["Stack", "StackError", "envoy_binary", "free_ports"]
@@ -33,6 +33,7 @@ __all__ = ["Stack", "StackError", "envoy_binary", "free_ports"]
 START_S = 30.0
 STOP_S = 5.0
 _LISTENING = 15_000, 32_000
+"""Ports to listen on are picked from here."""
 
 
 class StackError(Exception):
@@ -77,13 +78,14 @@ class Stack:
             raise
 
     def _with_secrets(self) -> Settings:
-        """The settings with a folder of ours from which Envoy follows the keys, where they name none."""
-        if self.settings.gateway.secrets_dir:
-            return self.settings
-        folder = self.workdir.absolute() / "secrets"
-        gateway = self.settings.gateway.model_copy(update={"secrets_dir": str(folder)})
+        """The settings with a folder from which Envoy follows the keys, ours where they name none. It is filled."""
+        folder = self.settings.gateway.secrets_dir or str(self.workdir.absolute() / "secrets")
+        gateway = self.settings.gateway.model_copy(update={"secrets_dir": folder})
         settings = self.settings.model_copy(update={"gateway": gateway})
-        write_secrets(settings)
+        try:
+            write_secrets(settings)
+        except RenderError as error:
+            raise StackError(str(error)) from None
         return settings
 
     def start_fake(self, name: str) -> None:

@@ -279,15 +279,21 @@ def test_of_a_tenants_and_a_routes_dollars_the_longer_is_told(kind: type[Ledger]
     play(scenario)
 
 
+def with_purses(loop: VirtualLoop, kind: type[Ledger]) -> Desk:
+    """Twenty dollars an hour for each upstream."""
+    limited = {name: replace(each, dollars=Dollars(per_hour=20.0)) for name, each in POLICY.upstreams.items()}
+    desk = Desk(loop, kind, replace(POLICY, upstreams=limited))
+    desk.prices = {
+        name: (*PRICES[name], Claim(f"upstream/{name}/usd_hour", dollars)) for name, dollars in (("a", A), ("b", B))
+    }
+    return desk
+
+
 def test_an_upstreams_own_dollars_are_settled_with_who_served(kind: type[Ledger]) -> None:
     """At its own prices, once; the one that failed gets its own back. No period gives back what another was charged."""
-    limited = {name: replace(each, dollars=Dollars(per_hour=20.0)) for name, each in POLICY.upstreams.items()}
 
     async def scenario(loop: VirtualLoop) -> None:
-        desk = Desk(loop, kind, replace(POLICY, upstreams=limited))
-        desk.prices = {
-            name: (*PRICES[name], Claim(f"upstream/{name}/usd_hour", dollars)) for name, dollars in (("a", A), ("b", B))
-        }
+        desk = with_purses(loop, kind)
         trip = await desk.take_off("ab")
         assert (desk.left("upstream/a/usd_hour"), desk.left("upstream/b/usd_hour")) == (20 - A, 20)
         await trip.failed("a", 503)
@@ -310,13 +316,9 @@ def test_an_upstreams_own_dollars_are_settled_with_who_served(kind: type[Ledger]
 
 def test_what_a_failover_took_in_a_later_hour_comes_back_in_that(kind: type[Ledger]) -> None:
     """The backup's dollars were reserved when it was asked, not when the request was let go."""
-    limited = {name: replace(each, dollars=Dollars(per_hour=20.0)) for name, each in POLICY.upstreams.items()}
 
     async def scenario(loop: VirtualLoop) -> None:
-        desk = Desk(loop, kind, replace(POLICY, upstreams=limited))
-        desk.prices = {
-            name: (*PRICES[name], Claim(f"upstream/{name}/usd_hour", dollars)) for name, dollars in (("a", A), ("b", B))
-        }
+        desk = with_purses(loop, kind)
         served, failed = await desk.take_off("ab"), await desk.take_off("ab")
         await asyncio.sleep(3600)
         for trip in (served, failed):

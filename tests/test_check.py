@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from aiohttp import web
 from extproc.check import advice, ask
 from extproc.fakes import FakeSettings, Running, running
 from extproc.probes.inquiry import Finding, inquire
+from extproc.render.envoy import RenderError, write_secrets
 from extproc.settings import Settings, SettingsError, UpstreamSettings, parse
 from tests.test_engines import VLLM_PAGE, resolve_to, serving, vector
 
@@ -356,3 +358,31 @@ def test_prices_of_a_model_that_no_route_sends_there_are_told() -> None:
     assert [line for line in lines if "prices" in line] == [
         f"note: upstreams.a.prices: no route sends {model!r} there" for model in ("m", "y-5")
     ]
+
+
+def test_files_by_which_keys_are_followed_are_missed(tmp_path: Path) -> None:
+    """Until they are written, and when they tell of another place."""
+    (tmp_path / "key").write_text("sk-own", "utf-8")
+    followed = settings(key_file=str(tmp_path / "key"))
+    gateway = followed.gateway.model_copy(update={"secrets_dir": str(tmp_path / "told")})
+    followed = followed.model_copy(update={"gateway": gateway})
+
+    def missed() -> list[str]:
+        return [line for line in advice(followed) if "secrets_dir" in line]
+
+    assert missed() == [
+        f"note: gateway.secrets_dir: {tmp_path}/told/e.json is not as it should be; run tidegate render --write-secrets"
+    ]
+    write_secrets(followed)
+    assert missed() == []
+    (tmp_path / "told" / "e.json").write_text("{}", "utf-8")
+    assert len(missed()) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    """A file is in its place."""
+    (tmp_path / "file").write_text("", "utf-8")
+    followed = settings(key_file="key")
+    gateway = followed.gateway.model_copy(update={"secrets_dir": str(tmp_path / "file")})
+    with pytest.raises(RenderError, match=r"^gateway\.secrets_dir: "):
+        write_secrets(followed.model_copy(update={"gateway": gateway}))

@@ -56,11 +56,14 @@ def bootstrap(settings: Settings) -> Data:
 
 
 def write_secrets(settings: Settings) -> None:
-    """Write what Envoy has to find in `gateway.secrets_dir`. OSError when that cannot be done."""
-    for name, text in secret_files(settings).items():
-        file = Path(settings.gateway.secrets_dir or "", name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, "utf-8")
+    """Write what Envoy has to find in `gateway.secrets_dir`. RenderError when that cannot be done."""
+    try:
+        for name, text in secret_files(settings).items():
+            file = Path(settings.gateway.secrets_dir or "", name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, "utf-8")
+    except OSError as error:
+        raise RenderError(f"gateway.secrets_dir: {error}") from error
 
 
 def find_envoy(name: str = "envoy") -> str:

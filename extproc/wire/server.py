@@ -55,7 +55,7 @@ class Server:
         self._handle = handle
         self._learn = learn
         self._exchanges: set[StreamExchange] = set()
-        self._logs: set[asyncio.Task[Any] | None] = set()
+        self._logs: set[asyncio.Task[Any]] = set()
         options = (*OPTIONS, ("grpc.max_receive_message_length", max_body_bytes + MARGIN_BYTES))
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers(tuple(_services(self)))
@@ -71,8 +71,7 @@ class Server:
             exchange.release()
         await asyncio.sleep(LAST_S)
         for stream in self._logs:
-            if stream is not None:
-                stream.cancel()
+            stream.cancel()
         await self._server.stop(grace=GRACE_S)
 
     async def process(self, _: object, context: Any) -> None:
@@ -93,6 +92,7 @@ class Server:
     async def stream_access_logs(self, messages: AsyncIterator[bytes], _: object) -> StreamAccessLogsResponse:
         """Envoy's access log: a stream per Envoy worker and log. Envoy never ends one; `stop` does, by cancellation."""
         task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - gRPC runs every stream in a task
         self._logs.add(task)
         try:
             async for data in messages:

@@ -31,6 +31,7 @@ async def test_a_key_that_is_replaced_is_in_use_at_once(
     (folder / "..data").symlink_to("old")
     (folder / "key").symlink_to("..data/key")
     stack = gate(
+        gateway={"secrets_dir": str(tmp_path / "own")} if renamed == "key" else {},
         upstreams={
             "vendor": {
                 "provider": "openai", "url": f"http://127.0.0.1:{vendor.port}", "concurrency": 99,

@@ -680,7 +680,7 @@ async def test_a_wait_is_forecast(stack: Stack, capsys: pytest.CaptureFixture[st
 
         await asyncio.gather(*(ask("steady") for _ in range(12)))  # so that it knows how long a place is held
         tasks, hasty = [], []
-        end = time.monotonic() + 4.5
+        end = time.monotonic() + 8.0
         while time.monotonic() < end:
             tasks.append(ask("steady"))
             if len(tasks) % 8 == 0:
@@ -692,7 +692,7 @@ async def test_a_wait_is_forecast(stack: Stack, capsys: pytest.CaptureFixture[st
     assert sum(ratios.values()) > 60, ratios
     assert near >= 0.75 * sum(ratios.values()), ratios
     unmeetable = [one for one in answers + hurried if one.reason == "deadline_unmeetable"]
-    assert len(unmeetable) >= 5
+    assert len(unmeetable) > 10
     assert {one.reason for one in answers if one.status != 200} <= {"deadline_unmeetable"}
     assert statistics.median(one.seconds for one in unmeetable) < 0.1
     assert max(one.seconds for one in unmeetable) < 0.5
