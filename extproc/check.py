@@ -57,6 +57,7 @@ def advice(settings: Settings) -> Iterator[str]:
     yield from _engines(settings)
     yield from _prices(settings)
     yield from _bounds(settings)
+    yield from _first_tokens(settings)
     if not settings.service.state_file:
         yield "note: service.state_file: not set, buckets start empty after a restart"
 
@@ -136,6 +137,22 @@ def _bounds(settings: Settings) -> Iterator[str]:
             mine, all_lanes = getattr(lane, bound), getattr(settings.queue, bound)
             if mine > all_lanes:
                 yield f"note: lanes.{name}.{bound}: {mine:,} is never reached, queue.{bound} is {all_lanes:,}"
+
+
+def _first_tokens(settings: Settings) -> Iterator[str]:
+    """A silence can be told from first tokens that are late only where those must all come before it (see Dispatch)."""
+    stall_s, idle_s = settings.timeouts.stall_s, settings.gateway.idle_timeout_s
+    for i, route in enumerate(settings.routes):
+        first_s = settings.first_token_s_of(route)
+        tries = max(2, len(route.chain))  # an only upstream may be asked again
+        late = f"note: routes[{i}]: {tries} first tokens may take {tries * first_s:g} s"
+        if tries * first_s > idle_s:
+            yield f"{late}, but after gateway.idle_timeout_s ({idle_s:g} s) Envoy ends it, whoever could still be asked"
+        elif tries * first_s > stall_s:
+            yield (
+                f"{late}, longer than timeouts.stall_s ({stall_s:g} s): its streams may fall silent "
+                f"for gateway.idle_timeout_s ({idle_s:g} s)"
+            )
 
 
 def _engines(settings: Settings) -> Iterator[str]:

@@ -34,7 +34,7 @@ HURRIED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Limits on an upstream's answer, in seconds; see settings.TimeoutSettings."""
+    """Limits on an upstream's answer, in seconds; see settings.TimeoutSettings. A route's first_token_s comes first."""
 
     first_token_s: float
     prompt_tokens_per_s: float
@@ -68,6 +68,7 @@ class Dispatch:
         self._allows = allows
         self._fits = fits
         self._texts = {route.name: route.last_resort for route in policy.routes if route.last_resort}
+        self._first_token_s = {r.name: r.first_token_s for r in policy.routes if r.first_token_s is not None}
         self._below = {lane.name: len(policy.lanes) - 1 - lane.rank for lane in policy.lanes.values()}
         """How many lanes rank below each."""
         self._terms = {lane.name: Terms(lane.name, lane.rank, lane.min_share) for lane in policy.lanes.values()}
@@ -169,7 +170,8 @@ class Dispatch:
     def _usual_s(self, request: Request) -> float:
         """Seconds that an attempt's first byte may take where the caller sets no limit."""
         if request.stream:
-            return self._timing.first_token_s + request.size.input / self._timing.prompt_tokens_per_s
+            first_token_s = self._first_token_s.get(request.route, self._timing.first_token_s)
+            return first_token_s + request.size.input / self._timing.prompt_tokens_per_s
         return self._timing.answer_s
 
     def _good(self, wants: Wants, first: str) -> tuple[str, ...]:

@@ -272,6 +272,29 @@ async def test_a_page_that_is_right_is_nothing_to_speak_of() -> None:
 
 
 @pytest.mark.parametrize(
+    ("first_s", "timeouts", "said"),
+    [
+        (None, {}, None),
+        (30, {}, None),
+        (31, {}, "2 first tokens may take 62 s, longer than timeouts.stall_s (60 s): its streams may fall silent for"),
+        (31, {"stall_s": 62}, None),
+        (None, {"first_token_s": 31}, "2 first tokens may take 62 s, longer than timeouts.stall_s (60 s)"),
+        (30, {"first_token_s": 31}, None),
+        (480, {"stall_s": 960}, None),
+        (481, {"stall_s": 2000}, "2 first tokens may take 962 s, but after gateway.idle_timeout_s (960 s) Envoy ends"),
+    ],
+)
+def test_first_tokens_that_may_take_longer_than_a_stall_are_told(
+    first_s: float | None, timeouts: dict[str, Any], said: str | None
+) -> None:
+    """An only upstream may be asked twice. A silence is then ended late, or the last is never asked."""
+    raw = settings().model_dump(mode="json", exclude_unset=True) | {"timeouts": timeouts}
+    raw["routes"][0]["first_token_s"] = first_s
+    lines = [line for line in advice(parse(yaml.safe_dump(raw), "file", {})) if "first token" in line]
+    assert [line.startswith(f"note: routes[0]: {said}") for line in lines] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
     ("more", "said"),
     [
         ({}, False),

@@ -17,7 +17,7 @@ from extproc.core.flight import Flight
 from extproc.core.identity import Caller
 from extproc.core.policy import Kind, KvRules, Lane, Limit, Policy, RetryRules, Route, Tenant, Upstream, WhenBusy
 from extproc.core.refusal import Reason, Rejected
-from extproc.core.request import Dialect, Endpoint
+from extproc.core.request import Dialect, Endpoint, Size
 from extproc.core.retries import RetryBudget
 from extproc.core.routing import claims
 from extproc.core.watermark import Reading, Watermark
@@ -51,13 +51,15 @@ class Gate:
         retries: RetryBudget | None = None,
         last_resort: str | None = None,
         unasked: bool = False,
+        first_token_s: float | None = None,
     ) -> None:
         self.upstreams = {upstream.name: upstream for upstream in upstreams}
         self.clock = HandClock()
         counters: dict[str, Any] = {f"upstream/{name}/slots": Slots(inf) for name in self.upstreams}
         counters |= {f"upstream/{u.name}/kv": Watermark(u.kv) for u in upstreams if u.kv}
         self.capacity = MemoryCapacity(self.clock, counters)
-        route = Route("0:m", ("m",), tuple(self.upstreams), last_resort=last_resort, unasked=unasked)
+        chain = tuple(self.upstreams)
+        route = Route("0:m", ("m",), chain, last_resort=last_resort, unasked=unasked, first_token_s=first_token_s)
         policy = Policy(self.upstreams, (route,), lanes, {})
         wording = Wording(lambda _: 503, lambda: 0.5)
         self.unfit: set[str] = set()
@@ -204,6 +206,40 @@ def test_an_only_upstream_gets_a_second_attempt_while_the_budget_lasts() -> None
     departure = alone.depart(BODY, stream=True, deadline=alone.clock.time() + 8.0)
     assert (departure.again, departure.per_try_s) == (False, 8.0)
     assert not Gate(engine("a", "openai")).depart(BODY).again
+
+
+@pytest.mark.parametrize(
+    ("route_s", "patience_s", "per_try_s", "stalls"),
+    [
+        (None, None, 11.0, True),
+        (25.0, None, 26.0, True),
+        (29.0, None, 30.0, True),
+        (29.5, None, 30.5, False),
+        (90.0, None, 91.0, False),
+        (90.0, 100.0, 50.0, False),
+        (90.0, 40.0, 20.0, True),
+        (2.0, 100.0, 3.0, True),
+    ],
+)
+def test_a_route_has_its_own_time_for_a_first_token(
+    route_s: float | None,
+    patience_s: float | None,
+    per_try_s: float,
+    stalls: bool,  # noqa: FBT001
+) -> None:
+    """And the time to read the prompt besides, as everywhere; a caller's deadline shortens it. First tokens that may
+    take longer than a stall all together are not ended as one.
+    """
+    gate = Gate(engine("a", "openai"), engine("b", "openai"), first_token_s=route_s)
+    deadline = None if patience_s is None else gate.clock.time() + patience_s
+    departure = gate.depart(BODY, stream=True, size=Size(5000, 40), deadline=deadline)
+    assert (departure.per_try_s, departure.stream) == (per_try_s, stalls)
+
+
+def test_a_routes_time_for_a_first_token_is_of_streams_only() -> None:
+    """A JSON answer sends its first byte when it is complete."""
+    departure = Gate(engine("a", "openai"), first_token_s=2.0).depart(BODY, stream=False)
+    assert (departure.per_try_s, departure.total_s) == (900, 900)
 
 
 def test_a_last_resort_stands_in_for_the_error() -> None:

@@ -92,6 +92,7 @@ def plain(**upstream: Any) -> str:
             "gateway: {max_message_timeout_s: 114}",
             "lanes.P2.max_wait_s: 110 s + 5 s exceeds gateway.max_message_timeout_s (114): Envoy would cut the wait",
         ),
+        ("timeouts: {first_token_s: 960}", "timeouts.first_token_s: 960 s reaches gateway.idle_timeout_s (960), where"),
         ("gateway: {idle_timeout_s: 115}", "lanes.P2.max_wait_s: 110 s + 5 s reaches gateway.idle_timeout_s (115)"),
         ("tenants: {x: {lanes: [P9]}}", "tenants.x.lanes: unknown lane 'P9'; known: P0, P1, P2"),
         ("tenants: {x: {default_lane: P9}}", "tenants.x.lanes: unknown lane 'P9'; known: P0, P1, P2"),
@@ -190,6 +191,14 @@ def test_each_mistake_in_an_upstream_is_one_line_with_its_path(change: dict[str,
             "[{models: [m], chain: [a], usd_per_hour: 1, shadow: [usd_per_day]}]",
             ["routes[0].shadow: usd_per_day is not set, so there is nothing to watch"],
         ),
+        (
+            "[{models: [m], chain: [a], first_token_s: 0}]",
+            ["routes[0].first_token_s: Input should be greater than 0"],
+        ),
+        (
+            "[{models: [m], chain: [a], first_token_s: 960}, {models: [n], chain: [a], first_token_s: 959}]",
+            ["routes[0].first_token_s: 960 s reaches gateway.idle_timeout_s (960), where Envoy ends it for good"],
+        ),
     ],
 )
 def test_each_mistake_in_a_route_is_one_line_with_its_path(routes: str, lines: list[str]) -> None:
@@ -212,6 +221,16 @@ def test_a_chain_may_end_on_words_of_the_operators_own() -> None:
     assert (route.last_resort, route.unasked) == ("Sorry.", False)
     with pytest.raises(SettingsError, match="last_resort"):
         parse(plain(owned=None).replace("chain", "last_resort: {text: ''}\n  chain"), "file", {})
+
+
+def test_a_route_may_wait_longer_for_its_first_tokens() -> None:
+    """Absent, it is what `timeouts` says."""
+    settings = parse(PLAIN.replace("chain", "first_token_s: 90, chain") + "timeouts: {first_token_s: 7}", "file", {})
+    assert settings.policy().routes[0].first_token_s == 90
+    assert settings.first_token_s_of(settings.routes[0]) == 90
+    settings = parse(PLAIN + "timeouts: {first_token_s: 7}", "file", {})
+    assert settings.policy().routes[0].first_token_s is None
+    assert settings.first_token_s_of(settings.routes[0]) == 7
 
 
 def test_an_unowned_end_can_be_acknowledged() -> None:

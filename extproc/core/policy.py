@@ -320,7 +320,8 @@ class Route:
 
     observe: share of its requests (0..1) that are decided upon but not held or refused. dollars: what all of them may
     cost; a hard stop. shadow: names of limits that only count. last_resort: text that answers where every upstream
-    failed, None for an error; unasked: also where none may even be asked.
+    failed, None for an error; unasked: also where none may even be asked. first_token_s: how long its streams may take
+    to begin, None for as long as any.
     """
 
     name: str
@@ -331,6 +332,7 @@ class Route:
     shadow: frozenset[str] = frozenset()
     last_resort: str | None = None
     unasked: bool = False
+    first_token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

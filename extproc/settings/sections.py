@@ -594,6 +594,8 @@ class RouteSettings(Purse):
     """Limits that only count what they would have stopped."""
     last_resort: LastResortSettings | None = None
     """Answers when the whole chain has failed; counts as an end that you own."""
+    first_token_s: Seconds | None = None
+    """As in `timeouts`, where its models think for longer before their first token; absent for what is said there."""
 
     def rules(self, name: str, observe: float) -> core.Route:
         """The route as the core knows it."""
@@ -608,6 +610,7 @@ class RouteSettings(Purse):
             shadow=frozenset(self.shadow),
             last_resort=text,
             unasked=unasked,
+            first_token_s=self.first_token_s,
         )
 
 

@@ -96,6 +96,10 @@ class Settings(Section):
         served = (m for route in self.routes if upstream in route.chain for m in route.models if "*" not in m)
         return named or next(served, "")
 
+    def first_token_s_of(self, route: RouteSettings) -> float:
+        """How long a stream of `route` may take to begin at one upstream, its prompt's reading not counted."""
+        return self.timeouts.first_token_s if route.first_token_s is None else route.first_token_s
+
     def policy(self) -> core.Policy:
         """The rules as the core reads them."""
         names = tuple(self.lanes)
@@ -127,6 +131,7 @@ class Settings(Section):
         yield from self._lane_problems()
         yield from self._turn_problems()
         yield from self._wait_problems()
+        yield from self._first_token_problems()
         if self.other_endpoints and self.other_endpoints not in self.upstreams:
             yield f"other_endpoints: unknown upstream {self.other_endpoints!r}"
         elif self.other_endpoints and not _limits_requests(self.upstreams[self.other_endpoints]):
@@ -224,6 +229,13 @@ class Settings(Section):
                 )
             elif lane.max_wait_s + MARGIN_S >= self.gateway.idle_timeout_s:
                 yield f"{where} + {MARGIN_S:g} s reaches gateway.idle_timeout_s ({self.gateway.idle_timeout_s:g})"
+
+    def _first_token_problems(self) -> Iterator[str]:
+        limits = {f"routes[{i}].first_token_s": route.first_token_s for i, route in enumerate(self.routes)}
+        idle_s = self.gateway.idle_timeout_s
+        for where, limit in {"timeouts.first_token_s": self.timeouts.first_token_s, **limits}.items():
+            if limit is not None and limit >= idle_s:
+                yield f"{where}: {limit:g} s reaches gateway.idle_timeout_s ({idle_s:g}), where Envoy ends it for good"
 
 
 def _route_name(index: int, route: RouteSettings) -> str:

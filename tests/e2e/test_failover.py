@@ -69,6 +69,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, vendors: dict[str, Upstream
     routes += [{"models": [f"order-{i}"], "chain": order} for i, order in enumerate(ORDERS)]
     routes += [{"models": [f"vendors-{i}"], "chain": order} for i, order in enumerate(VENDOR_ORDERS)]
     routes += [{"models": [name], "chain": ["primary", name, "local"]} for name in ("tight", "narrow")]
+    routes.append({"models": ["thinker"], "chain": CHAIN, "first_token_s": 60})
     half_full(folder, *CHAIN)
     with running(
         folder,
@@ -421,6 +422,17 @@ def test_a_stream_that_does_not_begin_moves_on(stack: Stack, dialect: str, fault
     assert (got.text, got.way) == (TEXT, ("backup", "backup", 2))
     assert FIRST_TOKEN_S <= time.monotonic() - began < 10
     until(lambda: stack.record("primary")["in_flight"] == 0)
+
+
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+def test_a_route_whose_models_think_waits_for_its_first_upstream(stack: Stack, dialect: str) -> None:
+    """What is silence on another route is patience on this one, and it is asked once; a failure still moves on."""
+    late = f"slow-first-token;s={3 * STALL_S};provider=primary"
+    got = ask(stack, dialect, late, stream=True, model="thinker")
+    assert (got.text, got.way) == (TEXT, ("primary", "primary", 1))
+    assert counts(stack, "primary", "backup") == [1, 0]
+    assert ask(stack, dialect, late, stream=True).way == ("backup", "backup", 2)
+    assert ask(stack, dialect, "503;provider=primary", stream=True, model="thinker").way == ("backup", "backup", 2)
 
 
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
