@@ -210,4 +210,6 @@ def _facts(request: Request) -> Mapping[str, str | float]:
     }
     if request.capped:
         facts["cap"] = float(request.size.output)
+    if request.stops:
+        facts["stops"] = 1.0
     return facts

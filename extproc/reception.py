@@ -245,6 +245,7 @@ class Reception:
             observed=route.observe > 0.0 and self._draw(body) < route.observe,
             choices=call.choices,
             capped=call.output_cap is not None,
+            stops=call.stops,
         )
 
     def _session(self, greeting: Greeting, call: Call) -> Session:

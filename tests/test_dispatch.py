@@ -134,6 +134,14 @@ def test_callers_of_anthropics_api_carry_no_priority() -> None:
     assert gate.priorities(gate.depart(body, endpoint=Endpoint.MESSAGES)) == [None]
 
 
+def test_a_departure_says_what_may_make_its_answer_short() -> None:
+    """The cap that the caller named, and that it named words to stop at."""
+    gate = Gate(engine("v", "vllm"))
+    assert not gate.depart(BODY).facts.keys() & {"cap", "stops"}
+    facts = gate.depart(BODY, capped=True, stops=True).facts
+    assert facts.keys() >= {"cap", "stops"}
+
+
 def test_an_order_ends_before_an_engine_that_is_full_for_the_lane() -> None:
     """A failover takes on its lane's terms: what P0 may still use is not there for P2."""
     rules = KvRules(high=0.9, low=0.8, lanes={"P2": (0.7, 0.6)})

@@ -122,6 +122,11 @@ def test_a_cap_is_reserved_whole(desk: Desk) -> None:
     assert (request.size.output, request.capped) == (4000, True)
 
 
+def test_words_that_end_an_answer_are_kept_in_mind(desk: Desk) -> None:
+    """Since it may then be empty."""
+    assert [desk.request(chat(**more)).stops for more in ({}, {"stop": "x"})] == [False, True]
+
+
 def test_what_is_usual_never_makes_a_request_too_large(desk: Desk) -> None:
     """A small limit of the upstream or of the tenant is no reason to refuse who named no cap: it reserves less."""
     desk.learn(1_000_000)

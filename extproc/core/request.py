@@ -85,7 +85,8 @@ class Call:
     output_cap: tokens, the largest cap named times the number of choices; None when the client named none.
     wants_usage: the client itself asked for usage in its stream.
     state: an id of state that binds to one account (`previous_response_id`, `conversation`), or None.
-    sessions: session ids found in the body, best first. needs: what not every upstream can do.
+    sessions: session ids found in the body, best first. needs: what not every upstream can do. stops: the client named
+    words at which the answer is to end.
     """
 
     endpoint: Endpoint
@@ -98,6 +99,7 @@ class Call:
     state: str | None = None
     sessions: tuple[str, ...] = ()
     needs: frozenset[Ability] = frozenset()
+    stops: bool = False
 
 
 @value
@@ -138,6 +140,7 @@ class Request:
     weight, vip: its tenant's standing inside the lane. fingerprint: equal for a request and its retries, empty when it
     cannot be told. retries: how often its client has sent it before. fresh: its session was never served. observed: it
     is decided upon, but neither held nor refused. choices: answers asked for. capped: the client itself limits output.
+    stops: it named words at which the answer ends.
     """
 
     id: str
@@ -163,6 +166,7 @@ class Request:
     observed: bool = False
     choices: int = 1
     capped: bool = False
+    stops: bool = False
 
     @property
     def dialect(self) -> Dialect:

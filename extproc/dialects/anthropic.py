@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Call, Endpoint
 from extproc.dialects import fields
-from extproc.dialects.openai import needs, output_cap, schema_texts, tool_texts
+from extproc.dialects.openai import names_stops, needs, output_cap, schema_texts, tool_texts
 from extproc.dialects.parts import MAX_ITEMS, Tally, content
 from extproc.dialects.sessions import named_in_body
 
@@ -39,6 +39,7 @@ def read_anthropic(endpoint: Endpoint, body: Body) -> Call:
         state=tally.stored,
         sessions=named_in_body(values),
         needs=needs(tally, values, _SCHEMAS),
+        stops=generates and names_stops(values),
     )
 
 

@@ -22,6 +22,8 @@ MAX_CHOICES = 10_000
 MAX_OPTIONS = 1_024
 
 _CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_tokens_to_sample")
+# Words, tokens or patterns that end the answer; the last two are vLLM's and SGLang's.
+_STOPS = frozenset({"stop", "stop_sequences", "stop_token_ids", "stop_regex"})
 _TOOLS = ("tools", "functions")
 _SCHEMAS = ("response_format", "text")
 _BARE_SCHEMA = 64  # characters; anything shorter names a format or a verbosity and holds no schema
@@ -52,6 +54,7 @@ def read_openai(endpoint: Endpoint, body: Body) -> Call:
         state=fields.name(values, "previous_response_id") or _conversation(values) or tally.stored,
         sessions=named_in_body(values),
         needs=needs(tally, values, _SCHEMAS),
+        stops=endpoint.generates and names_stops(values),
     )
 
 
@@ -69,6 +72,11 @@ def output_cap(values: dict[str, Any]) -> int | None:
     """Return the largest output cap of one choice: an upstream may obey any of them."""
     caps = [cap for key in _CAPS if (cap := fields.integer(values, key, 0, MAX_TOKENS)) is not None]
     return max(caps, default=None)
+
+
+def names_stops(values: dict[str, Any]) -> bool:
+    """Tell whether the client says where the answer is to end; it may then end before its first word."""
+    return any(values[key] for key in _STOPS & values.keys())
 
 
 def tool_texts(tally: Tally, body: Body, keys: tuple[str, ...]) -> None:

@@ -219,6 +219,25 @@ class TestMembers:
         batch = call(Endpoint.COMPLETIONS, prompt=["a", "b"], n=3, max_tokens=10)
         assert (batch.output_cap, batch.choices) == (60, 6)
 
+    @pytest.mark.parametrize(
+        ("members", "stops"),
+        [
+            ({}, False),
+            ({"stop": None}, False),
+            ({"stop": []}, False),
+            ({"stop": ""}, False),
+            ({"stop": "\n"}, True),
+            ({"stop": ["a", "b"]}, True),
+            ({"stop_sequences": ["a"]}, True),
+            ({"stop_token_ids": [7]}, True),
+        ],
+    )
+    def test_words_that_end_an_answer_are_seen(self, members, stops):
+        """In both dialects, where something is generated."""
+        assert chat(**members).stops is stops
+        assert call(Endpoint.MESSAGES, messages=HELLO, **members).stops is stops
+        assert call(Endpoint.EMBEDDINGS, input="a", **members).stops is False
+
     def test_embeddings_and_counting_reserve_no_output(self):
         """What generates nothing has no cap, whatever the body says."""
         assert call(Endpoint.EMBEDDINGS, input="a", max_tokens=9).output_cap is None

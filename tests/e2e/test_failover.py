@@ -733,6 +733,25 @@ def test_short_answers_move_on_where_they_can(stack: Stack, dialect: str, fault:
     assert got.finish
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("dialect", "path", "asked"),
+    [("openai", CHAT, {"stop": ["a"]}), ("anthropic", MESSAGES, {"stop_sequences": ["a"]})],
+)
+def test_an_answer_that_its_caller_stopped_is_whole(
+    stack: Stack, dialect: str, path: str, asked: dict[str, Any], *, stream: bool
+) -> None:
+    """However empty: nobody else is asked and paid for it, and it counts as good."""
+    sound(stack, dialect)
+    ask(stack, dialect, "503;provider=primary", stream=stream)
+    until(lambda: failures(stack) == 1)
+    got = HTTP.post(stack.url + path, json=chat(stream=stream, **asked), headers={"x-fake-fault": "empty"})
+    assert (got.status_code, got.headers["x-tidegate-upstream"], got.headers["x-tidegate-attempts"]) == (
+        200, "primary", "1",
+    )  # fmt: skip
+    until(lambda: failures(stack) == 0)
+
+
 @pytest.mark.parametrize("fault", ["truncated", "empty", "malformed"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("dialect", "path"), [("openai", CHAT), ("anthropic", MESSAGES)])

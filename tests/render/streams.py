@@ -44,6 +44,8 @@ class Stream:
     chunks: list[bytes] = field(default_factory=list)
     cap: int | None = None
     """Output tokens that the caller allowed."""
+    stops: bool = False
+    """The caller named words at which the answer ends."""
 
 
 def make(chance: random.Random) -> Stream:
@@ -64,6 +66,7 @@ def make(chance: random.Random) -> Stream:
     dialect = "anthropic" if kind == "anthropic" else "openai"
     stream = Stream(dialect, kind == "chat" and chance.random() < 0.6, data)
     stream.cap = chance.choice([None, 10, 100, 10_000])
+    stream.stops = chance.random() < 0.3
     stream.chunks = _cut(chance, data)
     return stream
 
@@ -311,7 +314,8 @@ class Reference:
 
     def _fault(self) -> str | None:
         finish, out = self.notes.get("finish"), self.notes.get("out")
-        if not self.says and finish in (None, "stop", "end_turn", "completed") and not self.notes.get("reasoning"):
+        ends = (None,) if self.stream.stops else (None, "stop", "end_turn", "completed")
+        if not self.says and finish in ends and not self.notes.get("reasoning"):
             return "empty"
         capped = finish in ("length", "max_tokens", "max_output_tokens") and self.stream.cap and out is not None
         return "short" if capped and out < 4096 and out * 2 < self.stream.cap else None

@@ -85,6 +85,25 @@ def test_an_empty_answer_is_asked_for_elsewhere(here: Attempt, answer: Data) -> 
     assert (last.status, last.notes["bad"], last.notes["done"]) == (200, "empty", "1")
 
 
+@pytest.mark.parametrize(
+    ("answer", "bad"),
+    [
+        (chat(content=""), None),
+        ({"choices": [{"text": "", "finish_reason": "stop"}]}, None),
+        (claude(), None),
+        (claude(stop="stop_sequence"), None),
+        ({"choices": []}, "empty"),
+        (chat(None, content=""), "empty"),
+    ],
+)
+def test_an_answer_may_stop_before_its_first_word(here: Attempt, answer: Data, bad: str | None) -> None:
+    """Where its caller said where it is to stop, and it says that it did: it is asked for once."""
+    got = here.run(json.dumps(answer).encode(), then=["wide"], stops=True)
+    assert (got.passed, got.error) == (not bad, ("malformed", "empty") if bad else ("", ""))
+    last = here.run(json.dumps(answer).encode(), stops=True)
+    assert (last.status, last.notes.get("bad"), last.notes["done"]) == (200, bad, "1")
+
+
 @pytest.mark.parametrize("answer", GOOD)
 def test_what_only_looks_empty_is_an_answer(here: Attempt, answer: Data) -> None:
     """Whatever its spacing."""

@@ -239,6 +239,15 @@ def test_a_whole_answer_that_says_nothing_is_empty(tail: Tail, chunks: list[byte
     assert (ran.notes["bad"], ran.out) == ("empty", b"".join(chunks))
 
 
+@pytest.mark.parametrize("chunks", [[ROLE, STOP, DONE], [STOP], [named("content_block_start", **BLOCK), END_TURN]])
+def test_a_stream_may_stop_before_its_first_word(tail: Tail, chunks: list[bytes]) -> None:
+    """Where its caller said where it is to stop; not where it does not say that it stopped."""
+    asked = Stream("openai", hide=False, data=b"", chunks=chunks, stops=True)
+    assert "bad" not in tail.run(asked).notes
+    asked.chunks = [ROLE, DONE]
+    assert tail.run(asked).notes["bad"] == "empty"
+
+
 TOOL = [{"index": 0, "function": {"name": "f", "arguments": ""}}]
 SAYING = [
     [chat(delta={"content": "a"}), STOP],

@@ -69,11 +69,13 @@ local function event_says(s, at)
   return find(kind, "^response%.") ~= nil and filled(s, at.delta)
 end
 
--- What is wrong with an answer that is complete and reports no error: "empty", "short", or nil. `cap`: output tokens
--- that the caller allowed, nil where it named none.
-local function fault_of(notes, says, cap)
-  if not says and (STOPS[notes.finish] or not notes.finish) and (notes.reasoning or 0) == 0 then return "empty" end
-  local out = notes.out
+-- What is wrong with an answer that is complete and reports no error: "empty", "short", or nil. `asked`: what the caller
+-- named, if anything: `cap` output tokens at most, and `stops`, words at which the answer ends. Those may be the first
+-- that the model would say; but then it says that it stopped.
+local function fault_of(notes, says, asked)
+  local silent = not says and (notes.reasoning or 0) == 0
+  if silent and (not notes.finish or (STOPS[notes.finish] and not asked.stops)) then return "empty" end
+  local out, cap = notes.out, asked.cap
   if CAPPED[notes.finish] and cap and out and out < SMALLEST_CAP and out * 2 < cap then return "short" end
   return nil
 end

@@ -227,7 +227,7 @@ local function last_words(state)
   if state.events > 0 then notes.events = state.events end
   if state.unread or notes.error or not CUT[state.dialect] then return out end
   if notes.finish or notes.done then
-    notes.bad = notes.bad or fault_of(notes, state.says, state.cap)
+    notes.bad = notes.bad or fault_of(notes, state.says, state)
     return out
   end
   notes.cut = "1"
@@ -252,7 +252,7 @@ local function begin(handle)
   local route = handle:streamInfo():dynamicMetadata():get("llm.route")
   if not route or not route.ticket then return nil end
   headers:remove("content-length")
-  local state = { hide = route.hide_usage == true, dialect = route.dialect, cap = route.cap }
+  local state = { hide = route.hide_usage == true, dialect = route.dialect, cap = route.cap, stops = route.stops }
   state.carry, state.sent, state.events, state.due, state.notes, state.told = "", 0, 0, 1, {}, {}
   return state
 end

@@ -239,7 +239,7 @@ local function answered(handle, route, status, order)
   local answer = at.choices or at.output or at.content
   if notes.error and (not is_last or not answer) then return refused_politely(handle, s, status, order) end
   local ended = answer and (notes.finish or not at.output)  -- a Responses answer may only have begun
-  notes.bad = ended and not notes.error and fault_of(notes, answer_says(s, at), route.cap) or nil
+  notes.bad = ended and not notes.error and fault_of(notes, answer_says(s, at), route) or nil
   if notes.bad and not is_last then return malformed(handle, notes.bad, status) end
   notes.done = not notes.error and "1" or nil
   tell(handle, notes, {})
