@@ -15,6 +15,7 @@ Deliberately not here: the arithmetic of what comes back (core.flight), what a r
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -36,6 +37,7 @@ from extproc.core.refusal import Reason, Rejected, Window
 from extproc.core.request import Request, Size, Usage
 from extproc.core.retries import RetryBudget
 from extproc.core.routing import is_callers_word, slots_key
+from extproc.core.suspects import Suspects
 from extproc.dialects import ErrorClass, classify, usage_of
 from extproc.ports import Capacity, Clock, Observer, Record, RecordKind
 
@@ -43,6 +45,9 @@ __all__ = ["Flights"]
 
 LEASE_S = 15.0
 """A former process's request that has not been heard of for this long is taken to have ended."""
+
+MOST_CLOSED = 1024
+"""So many requests are still known, after their books were closed, by attempts that no record has told of yet."""
 
 CLIENT_LEFT = frozenset({"downstream_connection_termination", "downstream_remote_reset"})
 UNSENT = frozenset(
@@ -66,6 +71,10 @@ MALFORMED = "malformed"
 NOT_FOUND, FORBIDDEN = 404, 403
 NO_SUCH_MODEL = "model_not_found"
 OVERLOADED = 503
+FAILED = 500
+PASSES = frozenset({OVERLOADED, 504, *range(520, 531)})
+"""Statuses that tell of an overload, or of a connection or an answer that did not come (52x: Cloudflare): not of what
+was asked."""
 
 
 class Learned(Protocol):
@@ -115,9 +124,11 @@ class Flights:
         self._learned = learned
         self._tell_used = settled
         self._rates = rates
+        self._suspects = Suspects()
         self._own: dict[Flight, Allowance] = {}
         self._flights: dict[str, Flight] = {}
         self._by_id: dict[str, Flight] = {}
+        self._closed: OrderedDict[str, Flight] = OrderedDict()
         self._adopted: dict[str, tuple[str, float]] = {}
         self._returning: set[asyncio.Future[None]] = set()
 
@@ -284,11 +295,8 @@ class Flights:
         return Window(int(bucket.rate * 60), max(0, int(bucket.level_at(now))), bucket.wait_for(bucket.capacity, now))
 
     async def _attempt_failed(self, flight: Flight, record: Record) -> None:
-        # Their records carry no number: two at one upstream differ by how long they took.
-        told = record.upstream, record.attempt, record.duration_s if flight.again else 0.0
-        if told in flight.heard:
+        if not _is_news(flight, record):
             return
-        flight.heard.add(told)
         flight.attempts = max(flight.attempts, record.attempt)
         outcome = self._judge(record, flight)
         if record.flags & CLIENT_LEFT or 0 < record.status < 400:  # noqa: PLR2004 - the answer had begun
@@ -357,6 +365,8 @@ class Flights:
             outcome = Outcome.IGNORED
         if flight is not None and outcome in (Outcome.FAILURE, Outcome.CREDENTIAL):
             outcome = self._of_the_model(record, outcome, flight.request.model)
+        if flight is not None and outcome is Outcome.FAILURE and self._fails_anywhere(record, flight.request):
+            outcome = Outcome.IGNORED
         what = record.error or ", ".join(sorted(record.flags)) or "no answer"
         cause = f"status {record.status}: {what}"
         if flight is None:
@@ -365,6 +375,14 @@ class Flights:
         else:
             self._tell_breaker(flight, record, outcome, cause, malformed=record.error.startswith(MALFORMED))
         return outcome
+
+    def _fails_anywhere(self, record: Record, request: Request) -> bool:
+        """Whether it may be the request's own fault: it failed in this way at another upstream, too, in this flight or
+        when its client sent it before.
+        """
+        if not _says_no_more_than_failed(record):
+            return False
+        return self._suspects.failed(request.fingerprint or request.ticket, record.upstream, self._clock.time())
 
     def _of_the_model(self, record: Record, outcome: Outcome, model: str) -> Outcome:
         """What it says where it may be about the model alone.
@@ -408,7 +426,9 @@ class Flights:
 
     async def _record_of_another(self, record: Record) -> None:
         if record.kind is RecordKind.ATTEMPT:
-            self._judge(record)
+            closed = self._closed.get(record.request_id)
+            if closed is None or _is_news(closed, record):
+                self._judge(record, closed)
         elif record.kind is RecordKind.RUNNING and record.upstream in self._policy.upstreams:
             before, _ = self._adopted.get(record.ticket, ("", 0.0))
             self._adopted[record.ticket] = (record.upstream, self._clock.time())
@@ -433,6 +453,10 @@ class Flights:
         self._flights.pop(flight.request.ticket, None)
         if self._by_id.get(flight.request.id) is flight:
             del self._by_id[flight.request.id]
+            if flight.unheard > 0 and flight.request.id:
+                self._closed[flight.request.id] = flight
+                if len(self._closed) > MOST_CLOSED:
+                    self._closed.popitem(last=False)
 
     async def _apply(
         self, changes: Sequence[Change], allowance: Allowance | None = None, taken: Mapping[str, float] | None = None
@@ -479,6 +503,18 @@ def _limit(key: str) -> str:
     return f"session/{rest.partition('/')[0]}/{rest.rpartition('/')[2]}" if kind == "session" else key
 
 
+def _is_news(flight: Flight, record: Record) -> bool:
+    """Whether a failed attempt was not told before.
+
+    The records carry no number: two at one upstream differ by how long they took.
+    """
+    told = record.upstream, record.attempt, record.duration_s if flight.again else 0.0
+    if told in flight.heard:
+        return False
+    flight.heard.add(told)
+    return True
+
+
 def _passed_on(record: Record) -> bool:
     """Whether the router gave this attempt's answer to the caller; else it asks the next upstream (render.routes)."""
     return 400 <= record.shown < 500 and record.shown != 429  # noqa: PLR2004 - HTTP
@@ -487,6 +523,13 @@ def _passed_on(record: Record) -> bool:
 def _asked_again(record: Record) -> bool:
     """Whether the router asks the same upstream once more, where the request may (render.routes)."""
     return bool(record.flags & (UNSENT | CUT)) or record.shown == OVERLOADED
+
+
+def _says_no_more_than_failed(record: Record) -> bool:
+    """Whether an attempt that failed was answered, by a status that tells of no passing state of the upstream."""
+    if record.flags & (UNSENT | CUT) or record.status < FAILED or record.status in PASSES:
+        return False
+    return not record.error.startswith(MALFORMED) and "overload" not in record.error
 
 
 def _outcome(record: Record, provider: str) -> Outcome:

@@ -15,7 +15,7 @@ import pytest
 from extproc.allowances import Allowances
 from extproc.breakers import Breakers
 from extproc.core.affinity import Affinity
-from extproc.core.breaker import Signal, State
+from extproc.core.breaker import Outcome, Signal, State
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.capacity import Ask, Claim, Option, Store
@@ -37,7 +37,7 @@ from extproc.core.quota import account_of, purse, route_place, upstream_place
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Dialect, Request, Size, Usage
 from extproc.core.spend import PriceList
-from extproc.flights import LEASE_S, REPLACED, Flights
+from extproc.flights import LEASE_S, MOST_CLOSED, REPLACED, Flights
 from extproc.ports import Record, RecordKind
 from tests.doubles import Ledger, Observer, Suspending, VirtualLoop, claims, play, request
 
@@ -1018,6 +1018,130 @@ def test_small_calls_whose_answers_are_complete_but_empty_close_no_upstream(bad:
         assert [desk.breakers.allows(name) for name in "ab"] == [True, True]
         assert [desk.breakers.by_name[name].failures for name in "ab"] == [1, 1]
         assert [desk.breakers.fits(name, 60) for name in "ab"] == [False, False]
+
+    play(scenario)
+
+
+def standing(desk: Desk) -> list[int]:
+    """Failures in a row that stand against each upstream."""
+    return [desk.breakers.by_name[name].failures for name in "ab"]
+
+
+async def fail(desk: Desk, order: str = "ab", **about: Any) -> None:
+    """A request that fails at every upstream of its order."""
+    trip = await desk.take_off(order, fingerprint=about.pop("fingerprint", ""))
+    for name in order:
+        await trip.failed(name, **about)
+    await trip.final("", 503)
+    await trip.land()
+
+
+@pytest.mark.parametrize(("fingerprint", "counted"), [("body/1", 1), ("", 2)])
+def test_a_request_that_fails_everywhere_opens_no_breakers(fingerprint: str, counted: int) -> None:
+    """However often its client sends it. One that cannot be known again counts at its first upstream each time."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        await fail(desk, status=500, fingerprint=fingerprint)
+        assert standing(desk) == [1, 0]
+        told = [event.outcome for event in desk.observer.of(AttemptFailed)]
+        assert told == [Outcome.FAILURE, Outcome.IGNORED]
+        await fail(desk, status=502, fingerprint=fingerprint)
+        assert standing(desk) == [counted, 0]
+
+    play(scenario)
+
+
+def test_a_request_is_known_by_failures_that_are_told_after_its_books_were_closed() -> None:
+    """Its outcome comes before its attempts, in another log: they say what they would have said, and once."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for fingerprint in ("body/1", "body/1", "body/2"):
+            trip = await desk.take_off("ab", fingerprint=fingerprint)
+            await trip.final("", 503, attempt=2)
+            await trip.land()
+            await trip.failed("a", 500, attempt=0)
+            assert not desk.flights.unsettled
+            for _ in range(3):
+                await trip.failed("b", 500, attempt=0)
+        assert standing(desk) == [2, 0]
+
+    play(scenario)
+
+
+def test_of_requests_whose_failures_are_never_told_only_some_are_kept() -> None:
+    """And none that was served at once, or whose every failure was told."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for told in ("", "a"):
+            trip = await desk.take_off("ab")
+            for name in told:
+                await trip.failed(name, 500)
+            await trip.final("b" if told else "a", attempt=1 + len(told), tail=DONE)
+            await trip.land()
+        assert (desk.flights.unsettled, len(desk.flights._closed)) == (0, 0)
+        for _ in range(MOST_CLOSED + 10):
+            trip = await desk.take_off("ab")
+            await trip.final("", 503, attempt=2)
+            await trip.land()
+            await trip.failed("a", 500)
+        assert (desk.flights.unsettled, len(desk.flights._closed)) == (0, MOST_CLOSED)
+
+    play(scenario)
+
+
+def test_different_requests_that_fail_everywhere_open_all_breakers() -> None:
+    """Each counts at the upstream that it comes to first."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for name, order in (("a", "ab"), ("b", "ba")):
+            for i in range(3):
+                assert desk.breakers.allows(name)
+                await fail(desk, order, status=500, fingerprint=f"body/{name}{i}")
+            assert not desk.breakers.allows(name)
+
+    play(scenario)
+
+
+def test_a_request_that_fails_at_one_upstream_counts_there_each_time() -> None:
+    """The other one answers it."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for _ in range(3):
+            assert desk.breakers.allows("a")
+            trip = await desk.take_off("ab", fingerprint="body/1")
+            await trip.failed("a", 500)
+            await trip.final("b", tail=DONE)
+            await trip.land()
+        assert not desk.breakers.allows("a")
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"status": 503},
+        {"status": 529},
+        {"status": 504},
+        {"status": 500, "error": "-/server_is_overloaded"},
+        {"status": 502, "error": "malformed/json"},
+        {"status": 503, "flags": TIMEOUT},
+        {"status": 0, "flags": REFUSED},
+        {"status": 500, "flags": frozenset({"upstream_remote_reset"})},
+    ],
+)
+def test_what_no_prompt_brings_about_counts_at_every_upstream(about: dict[str, Any]) -> None:
+    """An overload, a lost connection, a first token that did not come; and what is none has rules of its own."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        await fail(desk, fingerprint="body/1", **about)
+        assert standing(desk) == [1, 1]
 
     play(scenario)
 

@@ -98,6 +98,11 @@ class Flight:
         """Whether a record could still change anything."""
         return not self.settled or bool(self._reserved)
 
+    @property
+    def unheard(self) -> int:
+        """Failed attempts that were made, as far as that is known, and have not been told."""
+        return self.attempts - len(self.heard) - bool(self._served)
+
     def depart(self, order: tuple[str, ...], prices: Mapping[str, tuple[Claim, ...]], now: float) -> None:
         """It goes to order[0], whose claims the limiter has taken."""
         self.order, self.prices, self.departed = order, prices, now

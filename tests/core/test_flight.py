@@ -637,3 +637,15 @@ def test_of_a_broken_answer_what_was_seen_counts_where_less_was_reported() -> No
     book = departed("a")
     book.apply(book.flight.served("a", Usage(input=60, output=1), seen_output=30))
     assert book.at("a")["total"] == 90
+
+
+def test_it_knows_how_many_failures_are_yet_to_be_told() -> None:
+    """Whoever served did not fail; what is not known to have been tried is not missed."""
+    flight = departed("a", "b").flight
+    assert flight.unheard == 0
+    flight.attempts = 2
+    assert flight.unheard == 2
+    flight.served("b", None)
+    assert flight.unheard == 1
+    flight.heard.add(("a", 1, 0.0))
+    assert flight.unheard == 0

@@ -189,6 +189,22 @@ def test_three_failures_in_a_row_open_it(stack: Stack, fault: str) -> None:
     until(lambda: opened(stack))
 
 
+def test_a_prompt_that_fails_everywhere_opens_no_breaker(stack: Stack) -> None:
+    """Its client sends it again and again, each time through the whole chain: that counts once, at the first. Different
+    prompts that fail so open the first as ever.
+    """
+    for _ in range(6):
+        answer = post(stack, "500!", chat("poison"))
+        assert (answer.status_code, answer.headers["x-tidegate-attempts"]) == (503, "3")
+        books_balance(stack)
+    assert [breaker(stack, name)["failures"] for name in CHAIN] == [1, 0, 0]
+    for i in range(2):
+        assert not opened(stack)
+        post(stack, "500", chat(f"other {i}"))
+        books_balance(stack)
+    until(lambda: opened(stack))
+
+
 @pytest.mark.parametrize("fault", ["silence", "early-end", "cut", "error-first"])
 def test_streams_that_fail_open_it_too(stack: Stack, fault: str) -> None:
     """No first token in time, or a stream that began and did not end well."""
