@@ -414,6 +414,10 @@ class Flights:
         elif gave_up:
             first_token_s = record.duration_s - flight.waited_s
         flight.timed = flight.timed or first_token_s is not None
+        if outcome in (Outcome.FAILURE, Outcome.PACED):
+            if (record.upstream, outcome) in flight.blamed:  # asked a second time; that it failed is one sign
+                return
+            flight.blamed += ((record.upstream, outcome),)
         hollow = malformed and (record.tail.get("bad") or record.error.partition("/")[2]) in HOLLOW
         size, model = request.size.input, request.model
         evidence = Evidence(request.id, size, first_token_s, malformed, model, gave_up, hollow)

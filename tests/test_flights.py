@@ -1360,3 +1360,42 @@ async def test_two_failures_at_an_only_upstream_are_two() -> None:
             )  # fmt: skip
             await desk.flights.record(failed)
     assert len([event for event in desk.observer.events if isinstance(event, AttemptFailed)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("second", "failures", "paced"), [({"status": 503}, 1, 0), ({"flags": TIMEOUT}, 1, 0), ({"status": 429}, 1, 1)]
+)
+def test_a_request_that_fails_twice_at_an_only_upstream_counts_once(
+    second: dict[str, Any], failures: int, paced: int
+) -> None:
+    """Where the two say different things each counts."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for times in (1, 2):
+            trip = await desk.take_off("a")
+            trip.flight.again = True
+            await trip.failed("a", 503, duration_s=0.1, shown=503)
+            await trip.failed("a", **{"duration_s": 0.2, **second})
+            breaker = desk.breakers.by_name["a"]
+            assert (breaker.failures, breaker.paced) == (times * failures, times * paced)
+            await trip.final("a", 503, attempt=2)
+            await trip.land()
+
+    play(scenario)
+
+
+def test_an_only_upstream_that_fails_and_then_gives_no_answer_has_failed_once() -> None:
+    """Whichever way the second attempt went wrong; one that went well is a success, and another request a new sign."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for failures, tail in ((1, {"bad": "json"}), (2, {"events": 3, "cut": "1"}), (0, DONE)):
+            trip = await desk.take_off("a")
+            trip.flight.again = True
+            await trip.failed("a", 503, shown=503)
+            await trip.final("a", tail=tail, attempt=2)
+            await trip.land()
+            assert desk.breakers.by_name["a"].failures == failures
+
+    play(scenario)

@@ -57,9 +57,10 @@ class Flight:
     the failed attempts that were told (upstream, number, and seconds where one upstream may be asked twice). hurried:
     its time limits are the caller's own, so that a timeout says nothing about an upstream. again: its only upstream may
     be asked a second time; tried: it was. used: tokens that it really used, once that is settled. cost: dollars that it
-    has cost so far; None as long as no price was known. timed: how long its first token took was told. at, came: where
-    it is, empty for nowhere, and since when. taken: when what it needs was first taken at each upstream, but for those
-    that were learned of by their answer. Before `depart` only `cancel` changes anything.
+    has cost so far; None as long as no price was known. timed: how long its first token took was told. blamed: what
+    was told against upstreams: each, and which breaker's outcome. at, came: where it is, empty for nowhere, and since
+    when. taken: when what it needs was first taken at each upstream, but for those that were learned of by their
+    answer. Before `depart` only `cancel` changes anything.
     """
 
     request: Request
@@ -75,6 +76,7 @@ class Flight:
     attempts: int = 0
     heard: set[tuple[str, int, float]] = field(default_factory=set)
     timed: bool = False
+    blamed: tuple[tuple[str, str], ...] = ()
     hurried: bool = False
     again: bool = False
     tried: bool = False

@@ -205,6 +205,19 @@ def test_a_prompt_that_fails_everywhere_opens_no_breaker(stack: Stack) -> None:
     until(lambda: opened(stack))
 
 
+def test_a_request_that_fails_twice_at_an_only_upstream_counts_once(stack: Stack, crowded: Upstream) -> None:
+    """The router asked it a second time by itself."""
+    only = {**chat(), "model": "many-0"}
+    for failures in (1, 2):
+        crowded.answers += [(503, {}, b"{}")] * 2
+        answer = post(stack, body=only)
+        assert (answer.status_code, answer.headers["x-tidegate-attempts"]) == (503, "2")
+        books_balance(stack)
+        until(lambda failures=failures: breaker(stack, "many-0")["failures"] == failures)
+    assert post(stack, body=only).status_code == 200
+    until(lambda: breaker(stack, "many-0")["failures"] == 0)
+
+
 @pytest.mark.parametrize("fault", ["silence", "early-end", "cut", "error-first"])
 def test_streams_that_fail_open_it_too(stack: Stack, fault: str) -> None:
     """No first token in time, or a stream that began and did not end well."""
