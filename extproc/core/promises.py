@@ -5,8 +5,9 @@ those who are refused after it are told later times. Who comes back at its time 
 first arrival gave it, and its booking is dropped. Who comes sooner is a newcomer; if it has to be refused again, it is
 told the same time. A booking lapses when its client could have come and did not.
 
-Not everybody comes back: SDKs take a wait of more than a minute for none. Which part of the promises is taken up is
-learned, for waits up to a minute and for longer ones, and bookings count for that much; at first all count whole.
+Not everybody comes back: SDKs take a wait of more than a minute for none, and lanes differ, for so do their clients.
+Which part of a lane's promises is taken up is learned, for waits up to a minute and for longer ones, and its bookings
+count for that much; at first all count whole.
 
 Deliberately not here: which time is told (forecast).
 """
@@ -68,7 +69,6 @@ class Promises:
 
     def __init__(self, limit: int = 20_000) -> None:
         """Nothing is promised."""
-        self.kept = {False: 1.0, True: 1.0}
         self._limit = limit
         self._open: dict[int, Promise] = {}
         self._alike: dict[str, list[Promise]] = {}
@@ -118,8 +118,13 @@ class Promises:
     def booked(self, lane: str, now: float) -> list[tuple[Book, float]]:
         """The books of a lane, each with the share of its promises that is taken up; those that count for nothing."""
         self._expire(now)
-        books = ((self._books.get((lane, long)), share) for long, share in self.kept.items())
-        return [(book, share) for book, share in books if book is not None and book.slots and share > WEIGHT]
+        books = (self._books.get((lane, long)) for long in (False, True))
+        return [(book, book.kept) for book in books if book is not None and book.slots and book.kept > WEIGHT]
+
+    def kept(self, lane: str, *, long: bool) -> float:
+        """The share of a lane's promises that is taken up, of those for more than a minute or of the others."""
+        book = self._books.get((lane, long))
+        return 1.0 if book is None else book.kept
 
     def _expire(self, now: float) -> None:
         while self._lapsing and (self._lapsing[0][0] <= now or self._lapsing[0][1] not in self._open):
@@ -129,7 +134,8 @@ class Promises:
                 self._learn(promise, 0.0)
 
     def _learn(self, promise: Promise, kept: float) -> None:
-        self.kept[promise.long] += WEIGHT * (kept - self.kept[promise.long])
+        book = self._books[promise.request.lane, promise.long]
+        book.kept += WEIGHT * (kept - book.kept)
 
     def _remove(self, promise: Promise) -> None:
         del self._open[promise.number]
@@ -190,10 +196,11 @@ class Promised:
 class Book:
     """What is promised in one lane: slots by the second (on the clock) in which they are due, and sums by tenant.
 
-    drawn: a curve over its tenants, and after how many changes it was drawn (forecast).
+    drawn: a curve over its tenants, and after how many changes it was drawn (forecast). kept: the share of them that is
+    taken up.
     """
 
-    __slots__ = ("changes", "drawn", "seconds", "slots", "tenants")
+    __slots__ = ("changes", "drawn", "kept", "seconds", "slots", "tenants")
 
     def __init__(self) -> None:
         """Nothing."""
@@ -202,6 +209,7 @@ class Book:
         self.tenants: dict[str, Promised] = {}
         self.changes = 0
         self.drawn: tuple[int, Curve] | None = None
+        self.kept = 1.0
 
     def before(self, moment: float) -> Backlog:
         """The sum of what is due until then."""

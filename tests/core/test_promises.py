@@ -59,7 +59,7 @@ def test_who_comes_too_early_has_no_place_but_its_promise_still(early_s: float, 
         promise = promises.claim(one(retries=1), now)
         assert promise is not None
         assert not promise.kept_at(now)
-        assert promises.kept[False] == 1.0, "that is no sign that it would have come in time"
+        assert promises.kept("P1", long=False) == 1.0, "that is no sign that it would have come in time"
 
 
 def test_of_promises_to_equal_requests_the_one_that_is_due_first_is_taken_up() -> None:
@@ -98,9 +98,21 @@ def test_promises_count_for_as_much_as_is_taken_up() -> None:
         promises.claim(one(f"short{number}"), 2011.0)
     make(promises, now=3000.0, seconds=99)
     make(promises, now=3000.0, seconds=9)
-    assert promises.kept[True] < WEIGHT
-    assert 0.2 < promises.kept[False] < 0.6
-    assert [kept for _, kept in promises.booked("P1", 3000.0)] == [promises.kept[False]]
+    assert promises.kept("P1", long=True) < WEIGHT
+    assert 0.2 < promises.kept("P1", long=False) < 0.6
+    assert [kept for _, kept in promises.booked("P1", 3000.0)] == [promises.kept("P1", long=False)]
+
+
+def test_a_lane_whose_clients_never_come_back_says_nothing_of_another() -> None:
+    """Each lane has clients of its own."""
+    promises = Promises()
+    for number in range(200):
+        make(promises, seconds=10, fingerprint=f"{number}", lane="P2")
+    make(promises, now=2000.0, seconds=9)
+    make(promises, now=2000.0, seconds=9, lane="P2")
+    assert promises.kept("P2", long=False) < WEIGHT
+    assert not promises.booked("P2", 2000.0)
+    assert [kept for _, kept in promises.booked("P1", 2000.0)] == [1.0]
 
 
 def test_when_its_memory_is_full_the_promise_that_would_lapse_first_is_dropped() -> None:
@@ -116,7 +128,7 @@ def test_when_its_memory_is_full_the_promise_that_would_lapse_first_is_dropped()
     make(promises, seconds=50, fingerprint="50", now=1001.0)
     left = [name for name in ("25", "30", "40", "50") if promises.claim(one(name, retries=1), 1001.0)]
     assert left == ["30", "40", "50"]
-    assert promises.kept[False] == 1.0
+    assert promises.kept("P1", long=False) == 1.0
 
 
 def test_what_was_taken_up_does_not_stay_behind() -> None:

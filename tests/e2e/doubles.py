@@ -40,7 +40,8 @@ def running(folder: Path, *, full: bool = True, settled: bool = True, **override
         yield stack
         if settled:
             books_balance(stack)
-    assert "Traceback" not in (folder / "service.log").read_text("utf-8", "replace")
+    _, found, traceback = (folder / "service.log").read_text("utf-8", "replace").rpartition("Traceback")
+    assert not found, traceback
 
 
 def until(holds: Callable[[], Any], within_s: float = 8.0, every_s: float = 0.005) -> Any:

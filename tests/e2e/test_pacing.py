@@ -298,7 +298,8 @@ def test_a_day_that_is_spent_is_waited_for_and_minutes_are_not_shrunk(tmp_path: 
 
 async def test_limits_are_learned_from_nothing(gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
     """At first few requests fly; the first replies tell the limit, and from then on it is kept and used."""
-    stack = gate(full=False, upstreams={"one": {"learn": True, "fake": {**STRICT, "first_token_s": 0.3}}}, lanes=LANES)
+    one = {"learn": True, "burn": None, "fake": {**STRICT, "first_token_s": 0.3}}
+    stack = gate(full=False, upstreams={"one": one}, lanes=LANES)
     tell(stack, "one", tpm=TPM, rpm=6000)
     assert counter(stack, "one/slots")["limit"] == 4
     await pushed(stack, 4, 1.0)
