@@ -38,7 +38,7 @@ from extproc.core.request import Request, Size, Usage
 from extproc.core.retries import RetryBudget
 from extproc.core.routing import is_callers_word, slots_key
 from extproc.core.suspects import Suspects
-from extproc.dialects import ErrorClass, classify, usage_of
+from extproc.dialects import ErrorClass, classify, named_status, usage_of
 from extproc.ports import Capacity, Clock, Observer, Record, RecordKind
 
 __all__ = ["Flights"]
@@ -558,6 +558,7 @@ def _verdict(record: Record, provider: str) -> tuple[Outcome, str, bool]:
 
 def _meaning(provider: str, status: int, error: str) -> Outcome:
     kind, _, code = error.partition("/")
+    status = named_status(status, code)
     match classify(provider, status, kind, code):
         case ErrorClass.PACE:
             return Outcome.PACED

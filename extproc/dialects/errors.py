@@ -5,9 +5,9 @@ one provider and a per-minute limit at another. Rows are tried from top to botto
 `generic` ones; a row matches when each of its fields does. `kind` and `code` are patterns (`*` for anything), so that
 a quota id such as `...PerDay...` can be told from `...PerMinute...`.
 
-An error may come under status 200, in the first event of a stream: then its kind decides. The same rows are rendered
-into Envoy's filter (`render/lua/upstream.lua`), which finds kind and code in a body and decides whether a caller may
-see it. Deliberately not here: what is done about a class.
+An error may come under status 200, in an event of a stream: then its kind decides, and a code that is a status counts
+as that. The same rows are rendered into Envoy's filter (`render/lua/upstream.lua`), which finds kind and code in a body
+and decides whether a caller may see it. Deliberately not here: what is done about a class.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-__all__ = ["TABLE", "ErrorClass", "Row", "classify", "rows_of", "words_about_us"]
+__all__ = ["TABLE", "ErrorClass", "Row", "classify", "named_status", "rows_of", "words_about_us"]
 
 
 class ErrorClass(StrEnum):
@@ -200,14 +200,21 @@ TABLE: dict[str, tuple[Row, ...]] = {
 
 
 def classify(provider: str, status: int, kind: str = "", code: str = "") -> ErrorClass:
-    """Class an upstream's answer. kind and code: the error's own words, "" or "-" where it had none."""
-    kind, code = kind.removeprefix("-"), code.removeprefix("-")
+    """Class an upstream's answer. kind and code: the error's own words, "-" where it had none; both "": no error."""
     if status < 400 and not kind and not code:  # noqa: PLR2004
         return ErrorClass.NONE
+    status = named_status(status, code)
+    kind, code = kind.removeprefix("-"), code.removeprefix("-")
     for row in rows_of(provider):
         if row.matches(status, kind, code):
             return row.means
     return _CLIENT if 400 <= status < 500 else _OVERLOAD  # noqa: PLR2004
+
+
+def named_status(status: int, code: str) -> int:
+    """The status that counts: under one of success that which an error names itself, as its code."""
+    named = int(code) if status < 400 and len(code) == 3 and code.isdecimal() else 0  # noqa: PLR2004
+    return named if 400 <= named < 600 else status  # noqa: PLR2004
 
 
 def rows_of(provider: str) -> tuple[Row, ...]:

@@ -39,7 +39,7 @@ class Delivery:
     flight: Flight
     fault: Fault | None
     error: bytes | None
-    """What the fault's error event says, where it is not the script's own."""
+    """The fault's error event, where it is not the script's own."""
     started: Callable[[], None]
     """To be called when the status leaves."""
     done: Callable[[], None]
@@ -140,7 +140,7 @@ class _Stream:
 
     def _error(self) -> bytes:
         said = self._delivery.error
-        return self._script.error() if said is None else b"event: error\ndata: %b\n\n" % said
+        return self._script.error() if said is None else said
 
     async def end(self, last: bytes) -> web.StreamResponse:
         """Give the slot back, and send the last bytes."""

@@ -56,8 +56,9 @@ FAULTS: Final[Mapping[str, Mapping[str, float | bool | None]]] = {
     "early-end": {"at": None},
     "malformed": {"at": None},
     "no-done": {},
-    "error-first": {"billing": False},
-    "error-later": {"at": None, "billing": False},
+    # `flat`: as vLLM writes it, without a member `error`.
+    "error-first": {"billing": False, "flat": False},
+    "error-later": {"at": None, "billing": False, "flat": False},
     "truncated": {},
     "content-filter": {"after": 0.0, "finish": False},
     "empty": {},

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 from aiohttp import web
@@ -191,7 +191,7 @@ class Provider:
             engine=self.engine,
             flight=stay.flight,
             fault=fault,
-            error=endpoint.dialect.word(error_of(fault), _request_id(stay.seen)).body if _about_us(fault) else None,
+            error=_error_event(endpoint.dialect, fault, stay.seen),
             started=partial(_begin, stay.seen),
             done=stay.check_out,
         )
@@ -202,8 +202,7 @@ class Provider:
         body = endpoint.write(answer)
         if delivery.struck_by("error-first", "error-later"):
             # There is no first or later part of a JSON answer: it is all error.
-            told = Refusal("server_error") if fault is None else error_of(fault)
-            body = endpoint.dialect.word(told, _request_id(stay.seen)).body
+            body = _error_body(endpoint.dialect, fault, stay.seen)
         return await send_json(delivery, answer, body)
 
     def _arrived(self, path: str, request: web.Request) -> Seen:
@@ -471,9 +470,20 @@ def _begin(seen: Seen) -> None:
     seen.status = 200
 
 
-def _about_us(fault: Fault | None) -> TypeGuard[Fault]:
-    """Whether a fault's error speaks of the account."""
-    return fault is not None and fault.flag("billing")
+def _error_event(dialect: Dialect, fault: Fault | None, seen: Seen) -> bytes | None:
+    """A fault's error as an event, None where it is one that every stream of the dialect has."""
+    if fault is None or not (fault.flag("billing") or fault.flag("flat")):
+        return None
+    name = b"" if fault.flag("flat") else b"event: error\n"
+    return b"%bdata: %b\n\n" % (name, _error_body(dialect, fault, seen))
+
+
+def _error_body(dialect: Dialect, fault: Fault | None, seen: Seen) -> bytes:
+    told = Refusal("server_error") if fault is None else error_of(fault)
+    body = dialect.word(told, _request_id(seen)).body
+    if fault is None or not fault.flag("flat"):
+        return body
+    return dumps({"object": "error", **loads(body)["error"]})
 
 
 def _request_id(seen: Seen) -> str:

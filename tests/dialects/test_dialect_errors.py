@@ -154,7 +154,13 @@ CASES = [
     ("generic", 200, "whatever", "", OVERLOAD),
     ("somebody new", 429, "", "", PACE),
     ("openai", 200, "", "", NONE),
-    ("openai", 200, "-", "-", NONE),
+    ("openai", 200, "-", "-", OVERLOAD),  # there was an error, and it named nothing
+    ("generic", 200, "-", "429", PACE),  # a code that is a status counts as one under a status of success
+    ("generic", 200, "BadRequestError", "400", CLIENT),
+    ("generic", 200, "InternalServerError", "500", OVERLOAD),
+    ("generic", 200, "x", "200", OVERLOAD),
+    ("generic", 200, "x", "3505", OVERLOAD),
+    ("generic", 400, "x", "429", CLIENT),
     ("openai", 304, "", "", NONE),
 ]
 

@@ -143,6 +143,12 @@ DAYS = [
         BACKUP,
     ),
     Day("error event after some tokens", "error-later", Told(error="APIError|APIStatusError", asked=(1, 0)), BACKUP),
+    Day(
+        "error event without a member `error`",
+        "error-later;flat",
+        Told(error="APIError|APIStatusError", says="ended its answer early", asked=(1, 0)),
+        BACKUP,
+    ),
     Day("end without finish", "early-end", Told(error="APIError", says="ended its answer early", asked=(1, 0)), None),
     Day("no [DONE]", "no-done", PRIMARY, PRIMARY),
     Day("error under 200", "error-200", BACKUP, BACKUP),

@@ -706,6 +706,21 @@ def test_an_error_inside_a_stream_is_passed_on_and_counted(stack: Stack, dialect
     until(lambda: failures(stack) == 1)
 
 
+@pytest.mark.parametrize("fault", ["error-first;flat", "error-later;flat"])
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+def test_an_error_that_no_sdk_would_see_is_worded_anew(stack: Stack, dialect: str, fault: str) -> None:
+    """One without a member `error`, as an engine may send it under 200: the SDK raises, and it counts; in place of a
+    whole answer the next upstream is asked.
+    """
+    sound(stack, dialect)
+    error = openai.APIError if dialect == "openai" else anthropic.APIError
+    with pytest.raises(error, match="ended its answer early"):
+        ask(stack, dialect, f"{fault};provider=primary", stream=True)
+    until(lambda: failures(stack) == 1)
+    assert ask(stack, dialect, f"{fault};provider=primary", stream=False).way == ("backup", "backup", 2)
+    until(lambda: failures(stack) == 2)
+
+
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
 def test_a_stalled_stream_is_ended(stack: Stack, dialect: str) -> None:
     """Silence between tokens longer than `stall_s`: the connection breaks, long before the upstream would go on."""

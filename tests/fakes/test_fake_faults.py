@@ -375,6 +375,19 @@ async def test_spend_limits_name_themselves(fake: Fake) -> None:
         assert "retry-after" not in response.headers
 
 
+@pytest.mark.parametrize("name", ["error-first;flat", "error-later;flat"])
+async def test_an_error_without_a_member_error(fake: Fake, name: str) -> None:
+    """In both dialects, streamed or not: its members stand at the top, and no event has a name."""
+    for send in (fake.chat, fake.message):
+        async with send(headers=fault(name), stream=True) as response:
+            text = (await response.text()).rstrip().rpartition("\n")[2]
+        said = json.loads(text.removeprefix("data: "))
+        async with send(headers=fault(name)) as response:
+            assert (response.status, await response.json()) == (200, said)
+        assert (said["object"], "error" in said) == ("error", False)
+        assert said["message"]
+
+
 @pytest.mark.parametrize("name", ["error-first;billing", "error-later;billing"])
 async def test_errors_in_a_stream_may_be_about_the_account(fake: Fake, name: str) -> None:
     """In both dialects, streamed or not."""

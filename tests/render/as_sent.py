@@ -364,6 +364,24 @@ SENT = [
     Sent("compatible", 500, {}, OVERLOAD),
 ]
 
+FLAT = [
+    Sent("openai", 200, {"type": "error", "code": "server_error", "message": "x", "param": None}, OVERLOAD),
+    Sent("vllm", 200, vllm("x", "InternalServerError", 500), OVERLOAD),
+    Sent("vllm", 200, vllm("x", "BadRequestError", 400), CLIENT),
+    Sent("azure", 200, {"statusCode": 429, "message": "Rate limit is exceeded."}, PACE),
+    Sent("mistral", 200, {"message": "Requests rate limit exceeded"}, OVERLOAD),
+    Sent("mistral", 200, vllm("Capacity of this tier exceeded.", "service_tier_capacity_exceeded", 3505), OVERLOAD),
+    Sent("mistral", 200, {"detail": "Internal error"}, OVERLOAD),
+    Sent("cerebras", 200, {"message": "x", "type": "too_many_requests_error", "code": "queue_exceeded"}, OVERLOAD),
+    Sent("bedrock", 200, {"__type": "ThrottlingException", "message": "x"}, PACE),
+    Sent("compatible", 200, {"code": 429, "message": "x"}, PACE),
+    Sent("compatible", 200, {"code": "oops", "message": "x"}, OVERLOAD),
+    Sent("compatible", 200, {"detail": [{"loc": ["body"], "msg": "x"}]}, OVERLOAD),
+    Sent("compatible", 200, {"detail": NO_CREDIT}, TERMINAL),
+    Sent("compatible", 200, {"code": 401, "message": "sk-1 is unknown"}, CREDENTIAL),
+]
+"""Errors under 200 that have no member `error`."""
+
 EVENTS = [
     Sent("openai", 200, openai("x", "server_error", "server_is_overloaded"), OVERLOAD),
     Sent("openai", 200, openai("x", "insufficient_quota", "insufficient_quota"), TERMINAL),
@@ -381,5 +399,10 @@ EVENTS = [
     Sent("anthropic", 200, anthropic(NO_CREDIT, "invalid_request_error"), TERMINAL),
     Sent("gemini", 200, openai("API key expired.", "x"), CREDENTIAL),
     Sent("compatible", 200, {"error": "overloaded_error"}, OVERLOAD),
+    Sent("xai", 200, {"code": "x", "error": "Your team 1-a has either used all available credits."}, TERMINAL),
+    Sent("compatible", 200, openai("x", None), OVERLOAD),
+    Sent("compatible", 200, openai("x", None, 429), PACE),
+    Sent("compatible", 200, openai("x", "BadRequestError", 400), CLIENT),
+    *FLAT,
 ]
 """Errors that come as an event of a stream."""

@@ -51,7 +51,7 @@ class Tail(Script):
     ) -> Ran:
         """Play a stream; `route` is what admission wrote."""
         if route is None:
-            route = {"ticket": "t", "dialect": stream.dialect, "hide_usage": stream.hide}
+            route = {"ticket": "t", "dialect": stream.dialect, "hide_usage": stream.hide, "path": stream.path}
             route |= {} if stream.cap is None else {"cap": stream.cap}
             route |= {"stops": 1.0} if stream.stops else {}
         names = {":status": "200", "content-type": "text/event-stream", **(headers or {})}

@@ -32,6 +32,8 @@ HOSTILE = [
     "",
 ]
 LIMIT = 1 << 20
+MARK = "\ufeff".encode()
+PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "anthropic": "/v1/messages"}
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Stream:
     chunks: list[bytes] = field(default_factory=list)
     cap: int | None = None
     """Output tokens that the caller allowed."""
+    path: str = "/v1/chat/completions"
     stops: bool = False
     """The caller named words at which the answer ends."""
 
@@ -64,7 +67,9 @@ def make(chance: random.Random) -> Stream:
     elif roll < 0.3:
         data = re.sub(rb"[\r\n]+\Z", chance.choice([b"", b"\n", b"\r\n"]), data)
     dialect = "anthropic" if kind == "anthropic" else "openai"
+    data = MARK + data if chance.random() < 0.1 else data
     stream = Stream(dialect, kind == "chat" and chance.random() < 0.6, data)
+    stream.path = PATHS[kind]
     stream.cap = chance.choice([None, 10, 100, 10_000])
     stream.stops = chance.random() < 0.3
     stream.chunks = _cut(chance, data)
@@ -176,11 +181,34 @@ def _chat(chance: random.Random) -> list[tuple[str | None, Data | str]]:
         }
         named = chance.choice(["overloaded", "authentication_error"])
         events.append((None, {"error": error if chance.random() < 0.8 else named}))
+    elif last < 0.95:
+        events.append(_flat(chance))
     if chance.random() < 0.7:
         events.append((None, {**base, "choices": [], "usage": _openai_usage(chance, 60)}))
     if chance.random() < 0.7:
         events.append((None, "[DONE]"))
     return events
+
+
+def _flat(chance: random.Random) -> tuple[str | None, Data | str]:
+    """An error that has no member `error`."""
+    code = chance.choice([None, 400, "oops", "insufficient_quota"])
+    error: Data = {"object": "error", "message": _text(chance), "type": "BadRequestError", "param": None, "code": code}
+    code = chance.choice([7, 500, "oops"])
+    said: Data = {"message": "no " + _text(chance)}
+    return chance.choice(
+        [
+            (None, error),
+            (None, {"detail": "no " + _text(chance)}),
+            (None, {"code": code if code != 7 else 1007, **said}),
+            (None, said),
+            ("error", {**said, "progress": 1}),
+            ("error", "no JSON"),
+        ]
+    )
+
+
+FLAT = ({"detail"}, {"message"}, {"code", "message"})
 
 
 def _openai_usage(chance: random.Random, out: int) -> Data:
@@ -271,11 +299,16 @@ class Reference:
         self.says = False
         self._rest = b""
         self._begun = 0
+        self._fresh = True
 
     def feed(self, data: bytes) -> bytes:
         """What goes on of some more bytes: at once, but for an unfinished event while usage is hidden, or an error."""
         self._rest += data
         out = b""
+        if self._fresh and len(self._rest) < len(MARK) and MARK.startswith(self._rest):
+            return out
+        self._rest = self._rest.removeprefix(MARK) if self._fresh else self._rest
+        self._fresh = False
         while boundary := re.search(rb"\n\r?\n", self._rest):
             event, self._rest = self._rest[: boundary.end()], self._rest[boundary.end() :]
             self.events += not event.startswith(b":")
@@ -307,7 +340,8 @@ class Reference:
         return out + (b"\n\n" if out or self._begun else b"") + self.word
 
     def _may_be_error(self) -> bool:
-        return b'"error"' in self._rest or re.match(rb"event: ?error", self._rest) is not None
+        first = rb'event: ?error|data: ?\{\s*"(code|detail|message|status|statusCode)"'
+        return b'"error"' in self._rest or re.match(first, self._rest) is not None
 
     def _instead(self) -> bytes:
         return (b"\n\n" if self._begun else b"") + self.word
@@ -324,6 +358,7 @@ class Reference:
         """Notes an event; "usage" where it has nothing else, "error" where it is about us, "torn" where it is cut."""
         lines = [line[5:].removeprefix(b" ") for line in re.split(rb"[\r\n]+", event) if line.startswith(b"data:")]
         text = b"\n".join(lines)
+        named = re.search(rb"^event: ?error\r?$", event, re.MULTILINE) is not None
         if text.strip().startswith(b"[DONE]"):
             self.notes["done"] = "1"
             return None
@@ -332,21 +367,27 @@ class Reference:
         try:
             data = json.loads(text)
         except ValueError:
+            if ended and named:
+                self.notes["error"] = "-/-"
+                return "error"
             if ended:
                 self.notes["bad"] = "json"
             return None if ended else "torn"
         before = self.notes.pop("error", None)
-        self._note(data)
+        self._note(data, named=named)
         error = self.notes.get("error", "/")
         if before and "error" not in self.notes:
             self.notes["error"] = before
-        if OURS & set(error.split("/")):
+        raised = named or self.stream.dialect != "anthropic"
+        if self.stream.dialect == "openai":
+            raised = bool(data.get("error") or data.get("response") or self.stream.path == PATHS["responses"])
+        if OURS & set(error.split("/")) or (error != "/" and not raised):
             return "error"
         self.says = self.says or _says(data)
         usage_only = isinstance(data.get("usage"), dict) and data.get("choices") == []
         return "usage" if usage_only else None
 
-    def _note(self, data: Data) -> None:
+    def _note(self, data: Data, *, named: bool) -> None:
         self._usage(data.get("usage"))
         for choice in data.get("choices") or ():
             if choice.get("finish_reason"):
@@ -365,8 +406,8 @@ class Reference:
             self.notes["error"] = f"{error.get('type') or '-'}/{error.get('code') or '-'}"
         elif isinstance(error, str):
             self.notes["error"] = f"{error}/-"
-        elif kind == "error":
-            self.notes.setdefault("error", f"error/{data.get('code') or '-'}")
+        elif named or "error" in (kind, data.get("object")) or set(data) in FLAT:
+            self.notes.setdefault("error", f"{kind or '-'}/{data.get('code') or '-'}")
 
     def _response(self, response: Data) -> None:
         self._usage(response["usage"])

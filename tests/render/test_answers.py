@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.render.scripts import Attempt
+from tests.render.streams import MARK
 
 Data = dict[str, Any]
 
@@ -130,6 +131,15 @@ def test_an_answer_ended_by_a_cap_that_is_far_away(
     assert here.run(body, then=["wide"], cap=cap).error == (("malformed", "short") if short else ("", ""))
     last = here.run(body, cap=cap)
     assert (last.status, last.notes.get("bad")) == (200, "short" if short else None)
+
+
+@pytest.mark.parametrize("answer", [chat(content="a"), claude({"type": "text", "text": "a"})])
+def test_an_answer_behind_a_byte_order_mark_is_read(here: Attempt, answer: Data) -> None:
+    """And so is an error."""
+    got = here.run(MARK + json.dumps(answer).encode(), then=["wide"])
+    assert (got.status, got.notes["out"], got.notes["done"]) == (200, 10, "1")
+    wrong = here.run(MARK + b'{"error": {"type": "server_error"}}', then=["wide"])
+    assert (wrong.status, wrong.error) == (503, ("server_error", "-"))
 
 
 @pytest.mark.parametrize(

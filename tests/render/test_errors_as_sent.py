@@ -11,9 +11,9 @@ import pytest
 from extproc.dialects import ErrorClass, classify
 from extproc.dialects.errors import TABLE, rows_of
 from extproc.settings import PROVIDERS
-from tests.render.as_sent import CLIENT, EVENTS, SENT, Sent, anthropic, openai
+from tests.render.as_sent import CLIENT, EVENTS, FLAT, SENT, Sent, anthropic, openai
 from tests.render.scripts import Answered, Attempt, Tail
-from tests.render.streams import HOSTILE, Stream
+from tests.render.streams import HOSTILE, MARK, Stream
 
 
 @cache
@@ -37,6 +37,16 @@ def test_errors_mean_what_they_mean(sent: Sent) -> None:
     """By provider, whatever status it is written under: and the same whether or not somebody is left to ask."""
     for then in ([], ["wide"], ["narrow"]):
         assert class_of(sent.provider, read(sent, *then)) is sent.means
+
+
+@pytest.mark.parametrize("sent", FLAT, ids=str)
+def test_an_error_without_a_member_error_is_one_in_a_whole_answer_too(sent: Sent) -> None:
+    """It goes to the next upstream unless it is about the request, and never out under a status of success."""
+    for text in (sent.bytes, MARK + sent.bytes):
+        for then in ([], ["wide"]):
+            got = reader(sent.provider).run(text, then=then)
+            assert class_of(sent.provider, got) is sent.means
+            assert (got.passed, got.status >= 400) == (sent.means is CLIENT, True)
 
 
 @pytest.mark.parametrize("sent", SENT, ids=str)
@@ -75,7 +85,7 @@ def test_an_error_event_in_place_of_a_short_stream_goes_on(sent: Sent) -> None:
     body = b"event: error\r\ndata: " + sent.bytes + b"\r\n\r\n"
     headers = {"content-type": "text/event-stream", "content-length": str(len(body))}
     got = reader(sent.provider).run(body, 200, headers, then=["wide"])
-    assert got.passed is ("choices" in sent.body)
+    assert got.passed is ("choices" in sent.body or sent.means is CLIENT)
     if not got.passed:
         assert class_of(sent.provider, got) is sent.means
 

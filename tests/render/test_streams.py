@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.render.rig import Envoy, Reply, Upstream, admitted, event, sse
-from tests.render.streams import Reference, make
+from tests.render.streams import MARK, Reference, make
 from tests.render.test_tail import words
 
 pytestmark = pytest.mark.e2e
@@ -36,7 +36,9 @@ def test_random_streams_come_out_as_the_reference_says(gateway: Envoy, ups: Ups)
         stream = make(random.Random(seed + case))
         chunks = [chunk for chunk in stream.chunks if chunk]
         ups["a"].reply = Reply(headers=STREAM, chunks=chunks, pause_s=random.choice([0, 0, 0.0005]))
-        got = gateway.call(headers=admitted("a", dialect=stream.dialect, hide_usage=stream.hide or None))
+        got = gateway.call(
+            headers=admitted("a", dialect=stream.dialect, path=stream.path, hide_usage=stream.hide or None)
+        )
         reference = Reference(stream, words(stream.dialect))
         expected = reference.feed(stream.data) + reference.end()
         at = expected.find(words(stream.dialect))
@@ -118,6 +120,43 @@ def cut(ups: Ups) -> None:
 
     for server in ups.values():
         server.reply = half
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        event({"object": "error", "message": "no room", "type": "InternalServerError", "code": 500}),
+        event({"detail": "no room"}),
+        event({"code": 503, "message": "no room"}),
+        b"event: error\ndata: no room\n\n",
+        b'{"object": "error", "message": "no room", "code": 500}\n\n',
+    ],
+)
+def test_the_openai_sdk_raises_an_error_that_it_would_not_see(gateway: Envoy, ups: Ups, error: bytes) -> None:
+    """Although the stream says that all is well; behind words, or a mark of the byte order, and however it is cut."""
+    client = openai.OpenAI(base_url=_url(gateway), api_key="k", max_retries=0)
+    for before in (event(WORD), MARK, MARK + event(WORD)):
+        whole = before + error + event(FINISH) + event("[DONE]")
+        for chunks in ([whole], [whole[: len(before) + 12], whole[len(before) + 12 :]], [whole[:2], whole[2:]]):
+            ups["c"].reply = Reply(headers=STREAM, chunks=chunks, pause_s=0.005)
+            stream = client.chat.completions.create(model="m", messages=[], stream=True, extra_headers=admitted("c"))
+            with pytest.raises(
+                (openai.APIError, json.JSONDecodeError), match=r"ended its answer early|Expecting|Unterm"
+            ):
+                _read_all(stream)
+
+
+def test_the_openai_sdk_reads_what_is_behind_a_byte_order_mark(gateway: Envoy, ups: Ups) -> None:
+    """All of it; without the gateway it would read past the first event."""
+    client = openai.OpenAI(base_url=_url(gateway), api_key="k", max_retries=0)
+    for chunks in ([MARK + event(WORD), event(FINISH)], [MARK[:1], MARK[1:] + event(WORD), event(FINISH)]):
+        ups["c"].reply = Reply(headers=STREAM, chunks=[*chunks, event("[DONE]")], pause_s=0.005)
+        stream = client.chat.completions.create(model="m", messages=[], stream=True, extra_headers=admitted("c"))
+        assert [chunk.choices[0].delta.content for chunk in _read_all(stream)] == ["a", None]
+    ups["a"].reply = Reply(body=MARK + b'{"error": {"type": "server_error", "message": "x"}}')
+    ups["c"].reply = Reply(body=MARK + json.dumps({"choices": [{"message": {"content": "a"}}]}).encode())
+    answer = client.chat.completions.create(model="m", messages=[], extra_headers=admitted("a", "c"))
+    assert answer.choices[0].message.content == "a"
 
 
 @pytest.mark.usefixtures("cut")

@@ -12,7 +12,7 @@ import pytest
 
 from extproc.render.lua import tail_script
 from tests.render.scripts import Ran, Tail
-from tests.render.streams import LIMIT, Reference, Stream, make
+from tests.render.streams import LIMIT, MARK, Reference, Stream, make
 
 CASES = 4000
 CUT = {"openai": b'data: {"error": {', "anthropic": b"event: error\ndata: {"}
@@ -386,6 +386,83 @@ def test_an_error_that_no_client_can_read_is_worded_anew(tail: Tail) -> None:
         for hide in (False, True):
             ran = tail.run(text(WORD, other, STOP, DONE, hide=hide))
             assert (ran.out, ran.notes.get("bad")) == (WORD + other + STOP + DONE, None)
+
+
+FLAT_ERRORS = [
+    b'data: {"object":"error","message":"no room","type":"InternalServerError","param":null,"code":500}\n\n',
+    b'data: {"type":"error","code":"server_error","message":"no room"}\n\n',
+    b'data: {"detail":"no room"}\n\n',
+    b'data: {"detail" : [ {"msg": "no room"} ]}\r\n\r\n',
+    b'data: {"code":503,"message":"no room"}\n\n',
+    b'data: {"message":"no room"}\n\n',
+    b'data: {"message":"no room","type":"server_error"}\n\n',
+    b'data: {"status":503,"message":"no room","path":"/v1"}\n\n',
+    b'event: error\ndata: {"message":"no room","progress":1}\n\n',
+    b"event: error\r\ndata: no room\r\n\r\n",
+    b'id: 7\nevent:error\ndata: {"detail":null,"x":"no room"}\n\n',
+    b'{"object":"error","message":"no room","code":500}\n\n',
+    b'{"detail":"no room"}\n\n',
+]
+
+
+@pytest.mark.parametrize("error", FLAT_ERRORS)
+def test_an_error_without_a_member_error_is_worded_anew(tail: Tail, error: bytes) -> None:
+    """OpenAI's SDK would read past it, and its user take what came for the answer; wherever it stands, with a mark of
+    the byte order before it or not, and also where the stream says that all is well.
+    """
+    for before in (b"", WORD, MARK, MARK + WORD):
+        for after in (b"", DONE, STOP + DONE):
+            ran = tail.run(text(before, error, after))
+            assert ran.out == before.removeprefix(MARK) + words("openai") + after
+            assert "error" in ran.notes
+            assert not ran.notes.keys() & {"bad", "cut"}
+    for cut in range(len(WORD), len(WORD + error)):
+        ran = tail.run(text((WORD + error)[:cut], (WORD + error)[cut:]))
+        assert ran.out.endswith(words("openai"))
+        assert ran.notes["error"]
+
+
+def test_what_a_client_raises_is_the_providers_to_word(tail: Tail) -> None:
+    """The Responses API hands its error events on; Anthropic's SDK looks for the event's name alone."""
+    said = b'data: {"type":"error","code":"server_error","message":"no room"}\n\n'
+    stream = Stream("openai", hide=False, data=b"", chunks=[said], path="/v1/responses")
+    assert (tail.run(stream).out, tail.run(stream).notes["error"]) == (said, "error/server_error")
+    for error in (said, b'data: {"message":"no room","code":500}\n\n'):
+        assert tail.run(text(b"event: error\n" + error, dialect="anthropic")).out == b"event: error\n" + error
+        assert tail.run(text(error, dialect="anthropic")).out == words("anthropic")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"message":"loading","progress":0.5}\n\n',
+        b'data: {"status":"processing","message":"you are third"}\n\n',
+        b'data: {"code":0,"message":"success","id":"x"}\n\n',
+        b'data: {"type":"info","message":"an error is no reason to panic"}\n\n',
+        b'data: {"detail":null,"model":"m"}\n\n',
+        b'data: {"object":"chat.completion.chunk","message":"x"}\n\n',
+        b'event: errors\ndata: {"x":1}\n\n',
+        b'event: message_start\ndata: {"type":"message_start","message":{"id":"m"}}\n\n',
+        b'data: {"type":"response.error.x","message":"x","detail":"y"}\n\n',
+        chat(delta={"content": '"message": "error", "detail": "x", event: error\n'}),
+    ],
+)
+def test_not_every_message_is_an_error(tail: Tail, event: bytes) -> None:
+    for chunks in ([event, WORD, STOP, DONE], [WORD, event, STOP, DONE], [WORD + event + STOP + DONE]):
+        ran = tail.run(text(*chunks))
+        assert (ran.out, ran.notes.keys() & {"error", "bad", "cut"}) == (b"".join(chunks), set())
+
+
+def test_a_byte_order_mark_is_taken_off(tail: Tail) -> None:
+    """Clients read past the event behind one. However it is cut, nothing else is touched; the first event counts."""
+    whole = WORD + STOP + DONE
+    for first in range(len(MARK) + 2):
+        for then in range(first, len(MARK) + 2):
+            data = MARK + whole
+            ran = tail.run(text(data[:first], data[first:then], data[then:]))
+            assert (ran.out, ran.notes["events"], "bad" in ran.notes) == (whole, 3, False)
+    for other in (MARK[:1], MARK[:2], MARK[:2] + whole, MARK[1:] + whole):
+        assert tail.run(text(other[:1], other[1:])).out.startswith(other)
 
 
 def test_an_error_tells_more_than_what_is_missing(tail: Tail) -> None:

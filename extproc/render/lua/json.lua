@@ -105,6 +105,12 @@ local function number(s, i)
   return i and tonumber(match(s, "^%d+", i))
 end
 
+-- The text without the mark of its byte order, which some servers put before it.
+local MARK = "\239\187\191"
+local function unmarked(s)
+  return byte(s, 1) == 239 and sub(s, 1, 3) == MARK and sub(s, 4) or s
+end
+
 -- Position of an object's opening brace at `i`, or nil where something else stands there.
 local function object(s, i)
   return i and byte(s, i) == BRACE and i or nil

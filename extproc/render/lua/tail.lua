@@ -1,7 +1,7 @@
 -- The end of a streamed answer, seen on its way to the client: usage, finish reason, [DONE] and errors are noted; the
 -- usage chunk is taken out where the client did not ask for it; a stream that just stops gets a word of why, and so
--- does one that ends with an error about our account, in place of that. `OURS`, the words of such errors, stands before
--- this text.
+-- does one that ends with an error about our account, or with one that the caller's SDK would read past, in place of
+-- that. `OURS`, the words of such errors, stands before this text.
 --
 -- A chunk that ends with a whole event and has nothing of interest passes untouched: that is nearly every one. Bytes
 -- are held only while hiding, or where they may be an error, and then only an event that is not complete yet. Whatever
@@ -12,7 +12,8 @@
 --
 -- Not done: an event that was cut exactly behind a brace passes for a whole one. Streams whose lines end in a bare CR,
 -- and events over 1 MiB, pass unread. A stream that stalls is ended by Envoy, without a word here: its record has a
--- flag. Where an HTTP/2 upstream ends its stream with trailers Envoy offers no way to add bytes: a held, unfinished
+-- flag. Of an error that has no member `error`, and comes in pieces, the first may have gone on before it is known for
+-- one. Where an HTTP/2 upstream ends its stream with trailers Envoy offers no way to add bytes: a held, unfinished
 -- event is lost with it, and so is the last word.
 
 local LIMIT = 1048576
@@ -42,11 +43,12 @@ local function dull(s)
   return not (
     says(s, '"finish_reason"', '^%s*:%s*"')
     or says(s, '"usage"', "^%s*:%s*{")
-    or find(s, '"error"', 1, true)
+    or find(s, "error", 1, true)
     or find(s, '"stop_reason"', 1, true)
     or find(s, '"response"', 1, true)
     or find(s, "[DONE]", 1, true)
-    or find(s, "message_st", 1, true)
+    or find(s, '"message', 1, true)
+    or find(s, '"detail"', 1, true)
   )
 end
 
@@ -74,7 +76,28 @@ local function note_envelope(s, at, notes)
     notes.done = "1"
     notes.finish = notes.finish or ended
   end
-  if kind == "error" and not notes.error then notes.error = "error/" .. (word(s, at.code) or "-") end
+end
+
+-- Whether an event's name says that it is an error.
+local function is_named_error(event) return find("\n" .. event, "[\r\n]event: ?error[\r\n]") ~= nil end
+
+-- Notes what the event with members `at` says, and returns the error in it, if there is one.
+local function note_event(s, at, notes, named)
+  local before = notes.error
+  notes.error = nil
+  note_members(s, at, notes)
+  note_envelope(s, at, notes)
+  local error = notes.error or ((named or flat_error(s, at)) and words_of(s, at)) or nil
+  notes.error = error or before
+  return error
+end
+
+-- Whether a caller's SDK raises the error in the event with members `at`. OpenAI's looks for its member `error` alone, or
+-- hands the event on in the Responses API; Anthropic's for the event's name.
+local function is_raised(state, s, at, named)
+  if state.dialect == "anthropic" then return named end
+  if state.dialect ~= "openai" or object(s, at.error) or word(s, at.error) or at.response then return true end
+  return state.responses and word(s, at.type) == "error"
 end
 
 -- Whether the line that ends before `i` ends in a brace.
@@ -90,11 +113,11 @@ local function about_us(error)
 end
 
 -- Notes what an event says, and returns what may not go on of it: "usage" where it is the chunk that has usage and
--- nothing else, "error" where it speaks of our account or is one that no client can read, "torn" where it is not there
+-- nothing else, "error" where it speaks of our account or is one that the client would not raise, "torn" where it is not there
 -- to its end; else nil. `ended`: the event is whole, so that it has to be JSON.
 local function read(state, event, ended)
   local s, bare = payload(event)
-  local notes = state.notes
+  local notes, named = state.notes, is_named_error(event)
   local start = s and match(s, "^%s*()")
   if not s or start > #s then return nil end
   if find(s, "^%[DONE%]", start) then
@@ -104,18 +127,14 @@ local function read(state, event, ended)
   local list = match(s, "^%[%s*(){", start)
   local at, stop = members(s, list or start)
   if list then stop = at.error and stop and match(s, "^%s*%]()", stop) end
-  if bare and not at.error then return not (stop or ended) and "torn" or nil end
+  if bare and not (at.error or flat_error(s, at)) then return not (stop or ended) and "torn" or nil end
   if not stop or find(s, "%S", stop) then
-    if ended then notes.bad = "json" end
-    return not ended and "torn" or nil
+    if not ended then return "torn" end
+    if named then notes.error = "-/" .. (our_code(sub(s, start, start + 1024)) or "-") else notes.bad = "json" end
+    return named and "error" or nil
   end
-  local before = notes.error
-  notes.error = nil
-  note_members(s, at, notes)
-  note_envelope(s, at, notes)
-  local error = notes.error
-  notes.error = error or before
-  if about_us(error) or (error and (bare or list)) then return "error" end
+  local error = note_event(s, at, notes, named)
+  if error and (bare or list or about_us(error) or not is_raised(state, s, at, named)) then return "error" end
   state.says = state.says or event_says(s, at)
   return object(s, at.usage) and at.choices and find(s, "^%[%s*%]", at.choices) and "usage" or nil
 end
@@ -156,7 +175,13 @@ local function read_events(state, s, known)
   return table.concat(kept), sub(s, pos)
 end
 
-local function may_be_error(rest) return find(rest, '"error"', 1, true) or find(rest, "^event: ?error") end
+-- What an error begins with where it has no member `error`.
+local FIRST = { code = true, detail = true, message = true, status = true, statusCode = true }
+
+local function may_be_error(rest)
+  if find(rest, '"error"', 1, true) or find(rest, "^event: ?error") then return true end
+  return FIRST[match(rest, '^data: ?{%s*"(%a+)"')] or false
+end
 
 -- What goes on now of `kept`, which may, and of `rest`, an event that is not complete; of that, as far as it came
 -- before, `state.sent` bytes have gone on already.
@@ -196,9 +221,22 @@ local function all_dull(state, chunk)
   return true
 end
 
+-- The start of a stream without the mark of its byte order, behind which clients read past the first event; nil where it
+-- is held because it may be half of that.
+local function begun(state, chunk)
+  local s = state.carry .. chunk
+  state.fresh = #s < #MARK and sub(MARK, 1, #s) == s
+  state.carry = state.fresh and s or ""
+  return not state.fresh and unmarked(s) or nil
+end
+
 -- Takes a chunk in and returns the bytes to send on in its place.
 local function take(state, chunk)
   local passed = ""
+  if state.fresh then
+    chunk = begun(state, chunk)
+    if not chunk then return "" end
+  end
   if state.edge then
     passed, chunk = pass_long(state, chunk)
     if not chunk then return passed end
@@ -253,6 +291,7 @@ local function begin(handle)
   if not route or not route.ticket then return nil end
   headers:remove("content-length")
   local state = { hide = route.hide_usage == true, dialect = route.dialect, cap = route.cap, stops = route.stops }
+  state.responses, state.fresh = find(route.path or "", "^/v1/responses") ~= nil, true
   state.carry, state.sent, state.events, state.due, state.notes, state.told = "", 0, 0, 1, {}, {}
   return state
 end

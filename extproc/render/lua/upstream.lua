@@ -79,7 +79,7 @@ local LENGTH_STATUS = { [200] = true, [400] = true, [413] = true, [422] = true }
 
 local function text_of(handle)
   local body = handle:body()
-  return body and body:getBytes(0, body:length()) or ""
+  return body and unmarked(body:getBytes(0, body:length())) or ""
 end
 
 -- The code that a message stands for, or nil.
@@ -119,7 +119,7 @@ local function complaint(handle, s, status)
   if not code and object(s, at.details) then code = word(s, members(s, at.details).error_code) end
   code = code or word(s, at.code)
   local message = string_at(s, at.message)
-  if message == "" then message = string_at(s, whole.error) end
+  if message == "" then message = string_at(s, whole.error or whole.detail) end
   if not LENGTH_WORDS[code] then code = code_in(message, status) or code end
   return kind or "-", code or "-"
 end
@@ -212,10 +212,11 @@ local function refused(handle, text, status, order)
   keep_limits(handle)
 end
 
--- An error object in place of an answer, under a status of success; the status that it names itself counts.
+-- An error in place of an answer, under a status of success; the status that it names itself counts.
 local function refused_politely(handle, text, status, order)
   local at = members(text, match(text, "^%s*%[?%s*()"))
-  local own = object(text, at.error) and number(text, members(text, at.error).code)
+  at = object(text, at.error) and members(text, at.error) or at
+  local own = number(text, at.code) or number(text, at.status) or number(text, at.statusCode)
   if own and own >= 400 and own < 600 then
     handle:headers():replace(":status", tostring(own))
     status = own
@@ -237,7 +238,8 @@ local function answered(handle, route, status, order)
   local notes = {}
   note_members(s, at, notes)
   local answer = at.choices or at.output or at.content
-  if notes.error and (not is_last or not answer) then return refused_politely(handle, s, status, order) end
+  local wrong = notes.error or flat_error(s, at)
+  if wrong and (not is_last or not answer) then return refused_politely(handle, s, status, order) end
   local ended = answer and (notes.finish or not at.output)  -- a Responses answer may only have begun
   notes.bad = ended and not notes.error and fault_of(notes, answer_says(s, at), route) or nil
   if notes.bad and not is_last then return malformed(handle, notes.bad, status) end
@@ -262,7 +264,8 @@ local function streamed(handle, status, order)
   local s = text_of(handle)
   local data = match("\n" .. s, "\ndata: ?([^\r\n]*)") or s
   local at = members(data, match(data, "^%s*%[?%s*()"))
-  local error = object(data, at.error) or word(data, at.error)
+  local named = find("\n" .. (match(s, "^(.-)data:") or ""), "\nevent: ?error")
+  local error = named or object(data, at.error) or word(data, at.error) or flat_error(data, at)
   if error and not at.choices then return refused_politely(handle, data, status, order) end
   keep_limits(handle)
 end

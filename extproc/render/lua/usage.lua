@@ -43,12 +43,44 @@ local function note_usage(s, i, notes)
   end
 end
 
--- "type/code" of the error object or bare error word at `i`; a dash stands for what it does not name.
+-- "type/code" of the error with members `at`; a dash stands for what it does not name.
+local function words_of(s, at)
+  local message = string_at(s, at.message)
+  if message == "" then message = string_at(s, at.detail) end
+  local code = our_code(message) or word(s, at.code) or word(s, at.statusCode) or word(s, at.status_code)
+  local kind = word(s, at.type) or word(s, at.__type) or word(s, at.error_type) or word(s, at.status)
+  return (kind or "-") .. "/" .. (code or "-")
+end
+
+-- The same of the error object or bare error word at `i`.
 local function error_word(s, i)
-  if not object(s, i) then return (word(s, i) or "-") .. "/-" end
-  local at = members(s, i)
-  local code = our_code(string_at(s, at.message)) or word(s, at.code)
-  return (word(s, at.type) or word(s, at.status) or "-") .. "/" .. (code or "-")
+  if object(s, i) then return words_of(s, (members(s, i))) end
+  return (word(s, i) or "-") .. "/" .. (our_code(string_at(s, i)) or "-")
+end
+
+-- Members of an answer, and of an event that carries a part of one.
+local PARTS = { "choices", "content", "content_block", "delta", "item", "output", "part", "response" }
+
+-- Whether `code` is no status of success.
+local function is_wrong(code)
+  local status = tonumber(code)
+  return code ~= nil and not (status and status >= 0 and status < 400)
+end
+
+-- Whether the object with members `at` is an error that has no member `error`: vLLM's `object`, a type, FastAPI's
+-- `detail`, or a message with a code or a status of failure, or all alone. Progress is told in messages, too.
+local function flat_error(s, at)
+  for _, name in ipairs(PARTS) do
+    if at[name] then return false end
+  end
+  local kind = word(s, at.type) or word(s, at.object) or ""
+  if kind == "error" or word(s, at.object) == "error" then return true end
+  if find(kind, "^response%.") then return false end
+  if at.detail and find(s, '^["{%[]', at.detail) then return true end
+  if string_at(s, at.message) == "" then return false end
+  local status = number(s, at.status) or number(s, at.statusCode) or number(s, at.status_code)
+  if find(kind, "[Ee]rror") or find(kind, "Exception$") or at.__type or at.error_type then return true end
+  return is_wrong(word(s, at.code)) or is_wrong(status) or next(at, (next(at))) == nil
 end
 
 local function note_choices(s, i, notes)
