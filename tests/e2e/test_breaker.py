@@ -21,7 +21,7 @@ import pytest
 from extproc.fakes.record import fingerprint
 from extproc.stack import Stack
 from tests.e2e.conftest import Gate, books_balance, chat
-from tests.e2e.doubles import CHAT, MESSAGES, Upstream, crowd, running, until
+from tests.e2e.doubles import CHAT, MESSAGES, Upstream, crowd, running, tell, until
 
 CHAIN = ("primary", "backup", "local")
 COOL_DOWN_S = 0.3
@@ -324,6 +324,64 @@ async def test_slow_first_tokens_open_it_without_any_error(gate: Gate) -> None:
     assert [answer.headers["x-tidegate-upstream"] for answer in then].count("backup") >= 10
     told = alerts(stack)[0]
     assert (told["sign"], told["numbers"]["first_token_s"] > 2) == ("slow", True)
+
+
+USUAL_S, SLOWEST_S, STEP = 0.1, 1.5, 1.25
+"""Seconds to the first token on a good day and at the end of a slow decay, and how much each step adds to it."""
+
+
+async def test_slow_decay_opens_it_and_good_times_bring_traffic_back(gate: Gate) -> None:
+    """First tokens come later by and by, up to fifteen times what is usual, and never with an error. It opens on the
+    way: what is usual was not learned anew. Users are served throughout, most of them by the backup from then on; when
+    the upstream is well again a canary brings its traffic back, and it still knows what is usual.
+    """
+    slow = {"least_s": 4 * USUAL_S, "volume": 20, "window_s": 20}
+    rules = {**QUICK, "slow": slow}
+    fakes = {"primary": {"first_token_s": USUAL_S, "output_tokens_per_s": 2000}, "backup": {"first_token_s": 0.01}}
+    stack = gate(
+        upstreams={name: {"concurrency": 100, "breaker": rules, "fake": one} for name, one in fakes.items()},
+        routes=[{"models": ["*"], "chain": list(fakes), "acknowledge_unowned": True}],
+    )
+    async with crowd(stack) as clients:
+
+        async def ask(count: int) -> list[str]:
+            """Who answered so many requests at once."""
+            answers = await asyncio.gather(*(clients.ask(chat(stream=True)) for _ in range(count)))
+            assert {answer.status for answer in answers} == {200}
+            assert all(b"[DONE]" in answer.body for answer in answers)
+            return [answer.headers["x-tidegate-upstream"] for answer in answers]
+
+        for _ in range(44):  # enough for what is usual to be settled
+            assert set(await ask(5)) == {"primary"}
+        await asyncio.to_thread(books_balance, stack)
+        assert not alerts(stack)
+        seconds = USUAL_S
+        while seconds < SLOWEST_S and not opened(stack):
+            seconds = min(SLOWEST_S, seconds * STEP)
+            await asyncio.to_thread(tell, stack, "primary", base_latency_s=seconds)
+            assert set(await ask(6)) <= set(fakes)
+            await asyncio.to_thread(books_balance, stack)
+        told = alerts(stack)[0]
+        assert (told["after"], told["sign"]) == ("open", "slow")
+        assert seconds < SLOWEST_S
+        assert told["numbers"]["usual_median_s"] < 0.6 * told["numbers"]["first_token_s"]
+        assert told["requests"]
+
+        await asyncio.to_thread(tell, stack, "primary", base_latency_s=SLOWEST_S)
+        served = [name for _ in range(4) for name in await ask(10)]
+        assert served.count("backup") > 0.6 * len(served)
+        assert {one["sign"] for one in alerts(stack) if one["after"] == "open"} == {"slow"}
+
+        await asyncio.to_thread(tell, stack, "primary", base_latency_s=USUAL_S)
+        await asyncio.to_thread(until, lambda: state_of(stack) == "closed", within_s=30)
+        assert canaries(stack)
+        assert "primary" in await ask(4)
+        again = len(alerts(stack))
+        await asyncio.to_thread(tell, stack, "primary", base_latency_s=6 * USUAL_S)
+        await ask(25)
+        worse = await asyncio.to_thread(until, lambda: alerts(stack)[again:])
+        assert (worse[0]["after"], worse[0]["sign"]) == ("open", "slow")
+        assert worse[0]["numbers"]["usual_median_s"] < 3 * USUAL_S
 
 
 def test_a_first_token_is_known_while_its_answer_still_runs(gate: Gate) -> None:
