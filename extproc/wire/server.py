@@ -31,6 +31,7 @@ OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
 )
+GRPC_LOG = "grpc._cython.cygrpc"
 LAST_S = 0.9
 """So long what ends is told to Envoy, and records of what ended just before are heard. A server that stops closes its
 connections as soon as its last stream is done, and may take the word that it was all right with it."""
@@ -57,6 +58,7 @@ class Server:
         self._exchanges: set[StreamExchange] = set()
         self._logs: set[asyncio.Task[Any]] = set()
         options = (*OPTIONS, ("grpc.max_receive_message_length", max_body_bytes + MARGIN_BYTES))
+        logging.getLogger(GRPC_LOG).addFilter(_is_news)
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers(tuple(_services(self)))
         self.port = self._server.add_insecure_port(address)
@@ -70,8 +72,11 @@ class Server:
         for exchange in list(self._exchanges):
             exchange.release()
         await asyncio.sleep(LAST_S)
-        for stream in self._logs:
+        ended = [*self._logs]
+        for stream in ended:
             stream.cancel()
+        if ended:
+            await asyncio.wait(ended, timeout=GRACE_S)
         await self._server.stop(grace=GRACE_S)
 
     async def process(self, _: object, context: Any) -> None:
@@ -132,6 +137,11 @@ def _services(server: Server) -> list[grpc.GenericRpcHandler[Any, Any]]:
         grpc.method_handlers_generic_handler("envoy.service.accesslog.v3.AccessLogService", {"StreamAccessLogs": logs}),
         grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check}),
     ]
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether gRPC's own word is worth a line: that a peer had left when its last status was written is not."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError)
 
 
 def _reader(context: Any) -> Callable[[], Awaitable[bytes | None]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 
 import grpc
@@ -12,7 +13,7 @@ from extproc.ports import Departure, Exchange, Gone, Record, RecordKind
 from extproc.wire.pb.access_log_pb2 import AccessLogType, StreamAccessLogsMessage
 from extproc.wire.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from extproc.wire.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from extproc.wire.server import Server
+from extproc.wire.server import GRPC_LOG, Server
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 LOGS = "/envoy.service.accesslog.v3.AccessLogService/StreamAccessLogs"
@@ -201,3 +202,14 @@ async def test_stop_ends_the_access_log_without_a_word(gate: Gate, caplog: pytes
     assert caplog.text == ""
     for call in calls:
         call.cancel()
+
+
+def test_that_a_peer_left_before_the_last_word_is_no_line_in_the_log(
+    gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anything else that gRPC has to say is."""
+    grpc_log = logging.getLogger(GRPC_LOG)
+    for error in (grpc.aio.InternalError("Failed to send"), RuntimeError("bug")):
+        grpc_log.error("raised by servicer method", exc_info=error)
+    assert gate.inside == 0
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["bug"]
