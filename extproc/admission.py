@@ -171,8 +171,8 @@ class Admission:
             each = ceil(usage.output / request.choices)
             self.outputs.learn(request.tenant, request.model, each, capped=request.capped)
         if usage.input and self._calibrate and upstream in self.policy.upstreams:
-            model = self.policy.upstreams[upstream].own_name(request.model)
-            self.calibration.learn(model, request.counted, usage.input)
+            own = self.policy.upstreams[upstream].own_name(request.model)
+            self.calibration.learn((own, request.model), request.counted, usage.input)
 
 
 def _store(policy: Policy, known: Mapping[str, tuple[float, float]], now: float, epoch_offset: float) -> Store:

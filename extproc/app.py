@@ -97,6 +97,7 @@ class Service:
         """Load vocabularies, then serve."""
         settings = self.settings
         models = [model for route in self.policy.routes for model in route.models]
+        models += [own for upstream in self.policy.upstreams.values() for own in upstream.models.values()]
         await self.clock.run_in_executor(self._executor, tokens.preload, models)
         self._console = await state.serve(settings.service.console, self.state, self.admission.allowances)
         await self.server.start()

@@ -11,7 +11,6 @@ this process only, and no client can make one that is another request's.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -34,6 +33,7 @@ from extproc.core.retries import KEYED
 from extproc.core.value import value
 from extproc.limiter import Wants
 from extproc.ports import Clock, Head
+from extproc.sizes import Counted, Sizes
 
 __all__ = ["Greeting", "Reception", "SessionRules"]
 
@@ -91,7 +91,7 @@ class Reception:
         """
         self._policy = policy
         self._directory = directory
-        self._calibration = calibration
+        self._sizes = Sizes(policy, calibration, executor)
         self._affinity = affinity
         self._pace = pace
         self._outputs = outputs
@@ -99,7 +99,6 @@ class Reception:
         self._clock = clock
         self._process = process
         self._sessions = sessions
-        self._executor = executor
         self._chance = chance
         self._rates = rates
         self._numbers = count(1)
@@ -133,19 +132,22 @@ class Reception:
         """The request as admission knows it, and what each upstream would charge. `document` None: unread endpoint."""
         call = document.call if document else Call(Endpoint.OTHER, "*")
         route = self._route(call, greeting.caller)
-        counted = await self._count(call)
-        return self.offer(greeting, call, route, counted, document.body if document else b"")
+        tenant, capped = greeting.caller.tenant, call.output_cap is not None
+        usual = self._outputs.usual(tenant.name, call.model, capped=capped) * call.choices
+        counted = await self._count(call, route, usual)
+        return self.offer(greeting, call, route, counted, usual, document.body if document else b"")
 
     def offer(
-        self, greeting: Greeting, call: Call, route: Route, counted: int, body: bytes = b""
+        self, greeting: Greeting, call: Call, route: Route, counted: Counted, usual: int, body: bytes = b""
     ) -> tuple[Request, Wants]:
-        """The same once its prompt is counted: `counted` tokens, before the learned correction."""
-        policy, tenant, capped = self._policy, greeting.caller.tenant, call.output_cap is not None
-        usual = self._outputs.usual(tenant.name, call.model, capped=capped) * call.choices
+        """The same once its prompt is counted. usual: tokens of output that such an answer probably has."""
+        policy, tenant = self._policy, greeting.caller.tenant
         pin = self._pin(call.state, route)
         able = routing.able(policy, route, greeting.endpoint.dialect, pin, call.needs)
-        size = self._size(call, route, able, tenant, counted, usual)
-        request = self._request(greeting, call, route, size, counted, body)
+        inputs = self._sizes.inputs(call, able, counted)
+        size = Size(inputs[able[0]], self._output(call, inputs, tenant, usual))
+        others = {name: Size(prompt, size.output) for name, prompt in inputs.items() if prompt != size.input}
+        request = self._request(greeting, call, route, size, others, counted.tokens, body)
         names, too_large = self._eligible(request, route, pin, call.needs)
         prices = {
             name: routing.claims(policy.upstreams[name], call.model, size, greeting.endpoint, usual) for name in names
@@ -173,7 +175,7 @@ class Reception:
         """The upstreams that could serve it, and whether it is too large for them: then it goes if it is observed."""
         eligible = partial(routing.eligible, self._policy, route, request.dialect, request.model, pin=pin, needs=needs)
         try:
-            return eligible(size=request.size), False
+            return eligible(size=request.size, sizes=request.sizes), False
         except Rejected as rejected:
             if rejected.reason is not Reason.TOO_LARGE or not request.observed:
                 raise
@@ -196,29 +198,32 @@ class Reception:
             raise Rejected(Reason.FORBIDDEN, f"this tenant may not use model {call.model[:100]!r}")
         return routing.route_of(self._policy, call.model)
 
-    async def _count(self, call: Call) -> int:
-        if call.endpoint in (Endpoint.OTHER, Endpoint.COUNT_TOKENS):
-            return 0
-        if tokens.is_long(call.prompt):
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._executor, tokens.estimate, call.prompt, call.model)
-        return tokens.estimate(call.prompt, call.model)
+    async def _count(self, call: Call, route: Route, usual: int) -> Counted:
+        return await self._sizes.count(call, route.chain, usual)
 
-    def _size(self, call: Call, route: Route, able: tuple[str, ...], tenant: Tenant, counted: int, usual: int) -> Size:
+    def _output(self, call: Call, inputs: Mapping[str, int], tenant: Tenant, usual: int) -> int:
         """What to reserve. An output that the client did not limit never makes a request too large that could fit.
 
-        able: the upstreams that could serve it if it is small enough.
+        inputs: prompt tokens at the upstreams that could serve it if it is small enough.
         """
-        prompt = self._calibration.correct(self._policy.upstreams[route.chain[0]].own_name(call.model), counted)
         if not call.endpoint.generates:
-            return Size(prompt, 0)
+            return 0
         if call.output_cap is not None:
-            return Size(prompt, call.output_cap)
+            return call.output_cap
         if tenant.tpm is not None:
-            usual = min(usual, max(1, tenant.tpm - prompt))
-        return routing.fitting(self._policy, able, Size(prompt, usual), capped=False, model=call.model)
+            usual = min(usual, max(1, tenant.tpm - next(iter(inputs.values()))))
+        return routing.fitting(self._policy, inputs, usual, call.model)
 
-    def _request(self, greeting: Greeting, call: Call, route: Route, size: Size, counted: int, body: bytes) -> Request:
+    def _request(
+        self,
+        greeting: Greeting,
+        call: Call,
+        route: Route,
+        size: Size,
+        others: Mapping[str, Size],
+        counted: int,
+        body: bytes,
+    ) -> Request:
         headers, tenant = greeting.head.headers, greeting.caller.tenant
         session = self._session(greeting, call)
         return Request(
@@ -231,6 +236,7 @@ class Reception:
             endpoint=greeting.endpoint,
             stream=call.stream,
             size=size,
+            sizes=others,
             session=session,
             arrived=greeting.arrived,
             deadline=greeting.deadline,

@@ -290,6 +290,44 @@ def test_what_is_only_observed_is_told_to_be_too_large_and_goes() -> None:
     desk.executor.shutdown()
 
 
+DIGITS = "0123456789" * 30
+"""A hundred tokens to GPT, three hundred to Qwen."""
+
+
+@pytest.mark.parametrize(
+    ("primary", "backup", "names"),
+    [
+        (300, 300, ("primary",)),
+        (117, 318, ("primary", "backup")),
+        (117, 317, ("primary",)),
+        (116, 318, ("backup",)),
+        (116, 317, None),
+    ],
+)
+def test_each_upstream_is_held_against_its_own_tokenizer(
+    primary: int, backup: int, names: tuple[str, ...] | None
+) -> None:
+    """The same prompt fits into a window here, and not into the same one there."""
+    text = f"""
+upstreams:
+  primary: {{provider: openai, dialects: [openai], window: {primary}, concurrency: 9}}
+  backup: {{provider: vllm, url: "http://v:8000", concurrency: 9, window: {backup}, models: {{gpt-5: qwen3-32b}}}}
+routes:
+  - {{models: [gpt-5], chain: [primary, backup], acknowledge_unowned: true}}
+"""
+    desk = Desk(parse(text, "test").policy())
+    body = chat(DIGITS, max_tokens=10) | {"model": "gpt-5"}
+    if names is None:
+        with pytest.raises(Rejected) as refusal:
+            desk.priced(body)
+        assert refusal.value.reason is Reason.TOO_LARGE
+    else:
+        request, wants = desk.priced(body)
+        assert wants.names == names
+        assert (request.size.input, request.size_at("primary").input, request.counted) == (107, 107, 107)
+    desk.executor.shutdown()
+
+
 @pytest.mark.parametrize(("share", "observed"), [(0.0, False), (1.0, True)])
 def test_none_or_all_of_a_route_is_observed(share: float, *, observed: bool) -> None:
     """At its ends, a share means none and all."""

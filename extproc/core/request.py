@@ -7,6 +7,7 @@ admission knows; `Usage` is what the upstream reported afterwards. All frozen: a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
 
@@ -140,7 +141,8 @@ class Request:
     weight, vip: its tenant's standing inside the lane. fingerprint: equal for a request and its retries, empty when it
     cannot be told. retries: how often its client has sent it before. fresh: its session was never served. observed: it
     is decided upon, but neither held nor refused. choices: answers asked for. capped: the client itself limits output.
-    stops: it named words at which the answer ends.
+    stops: it named words at which the answer ends. size: at the first upstream that could serve it; sizes: at those
+    whose tokenizers count otherwise.
     """
 
     id: str
@@ -167,6 +169,11 @@ class Request:
     choices: int = 1
     capped: bool = False
     stops: bool = False
+    sizes: Mapping[str, Size] = field(default_factory=dict, hash=False)
+
+    def size_at(self, upstream: str) -> Size:
+        """Its size at `upstream`."""
+        return self.sizes.get(upstream, self.size)
 
     @property
     def dialect(self) -> Dialect:

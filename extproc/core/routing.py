@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from math import inf
+from types import MappingProxyType
 
 from extproc.core.capacity import Claim, Option, Store
 from extproc.core.policy import Kind, Limit, Policy, Route, Upstream, WhenBusy
@@ -22,12 +23,13 @@ from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Ability, Dialect, Endpoint, Size
 
 __all__ = [
-    "able", "affordable", "bucket_key", "claims", "dollars_lack", "eligible", "fitting", "is_callers_word", "kv_key",
-    "limits_of", "matches", "options", "order", "priorities", "reserve_of", "route_of", "slots_key",
+    "able", "affordable", "bucket_key", "claims", "dollars_lack", "eligible", "fitting", "holds", "is_callers_word",
+    "kv_key", "limits_of", "matches", "options", "order", "priorities", "reserve_of", "route_of", "slots_key",
 ]  # fmt: skip
 
 KNOW_PRIORITIES = frozenset({"vllm", "sglang", "fake", "compatible"})
 """Providers that are, or may be, engines that schedule by a `priority` in the body."""
+SAME: Mapping[str, Size] = MappingProxyType({})
 PRIORITY_STEP = 100
 """Between two lanes. SGLang lets one request preempt another only when their priorities are more than 10 apart."""
 
@@ -64,15 +66,18 @@ def eligible(
     size: Size,
     pin: str | None,
     needs: frozenset[Ability] = frozenset(),
+    sizes: Mapping[str, Size] = SAME,
 ) -> tuple[str, ...]:
     """The upstreams of the chain that could ever serve this request, in order.
 
-    Rejects as `able` does, and as `too_large` when it exceeds every window and limit.
+    sizes: its size at upstreams that count otherwise. Rejects as `able` does, and as `too_large` when it exceeds every
+    window and limit.
     """
     names = able(policy, route, dialect, pin, needs)
-    large_enough = tuple(name for name in names if _holds(policy.upstreams[name], model, size))
+    large_enough = tuple(name for name in names if holds(policy.upstreams[name], model, sizes.get(name, size)))
     if not large_enough:
-        raise Rejected(Reason.TOO_LARGE, f"{size.total} tokens exceed every upstream's window or per-minute limit")
+        least = min(sizes.get(name, size).total for name in names)
+        raise Rejected(Reason.TOO_LARGE, f"{least} tokens exceed every upstream's window or per-minute limit")
     return large_enough
 
 
@@ -95,15 +100,23 @@ def able(
     return found
 
 
-def fitting(policy: Policy, names: Iterable[str], size: Size, *, capped: bool, model: str = "*") -> Size:
-    """The size to reserve: an output that the client did not name is cut to what the widest of `names` holds.
+def fitting(policy: Policy, inputs: Mapping[str, int], output: int, model: str = "*") -> int:
+    """The output to reserve where the client named none: `output`, cut to what the widest upstream holds.
 
-    What it holds is its context window and its per-minute limits of `model`.
+    What it holds is its context window and its per-minute limits of `model`. inputs: prompt tokens at each upstream.
     """
-    if capped:
-        return size
-    room = max(_output_room(policy.upstreams[name], model, size.input) for name in names)
-    return Size(size.input, int(min(size.output, max(1, room))))
+    room = max(_output_room(policy.upstreams[name], model, prompt) for name, prompt in inputs.items())
+    return int(min(output, max(1, room)))
+
+
+def holds(upstream: Upstream, model: str, size: Size) -> bool:
+    """Whether its context window and every limit of `model` that is kept could ever take `size`."""
+    if size.total <= _surely_held(upstream, model):
+        return True
+    if upstream.window is not None and size.total > upstream.window:
+        return False
+    amounts: Mapping[Kind, int] = {Kind.TOTAL: size.total, Kind.INPUT: size.input, Kind.OUTPUT: size.output}
+    return all(amounts.get(limit.kind, 0) <= limit.per_minute for limit in _enforced(upstream, model))
 
 
 def claims(
@@ -247,12 +260,3 @@ def _surely_held(upstream: Upstream, model: str) -> float:
     """Tokens up to which any request fits, whatever they are of."""
     limits = (limit.per_minute for limit in _enforced(upstream, model) if limit.kind is not Kind.REQUESTS)
     return min((inf if upstream.window is None else upstream.window, *limits))
-
-
-def _holds(upstream: Upstream, model: str, size: Size) -> bool:
-    if size.total <= _surely_held(upstream, model):
-        return True
-    if upstream.window is not None and size.total > upstream.window:
-        return False
-    amounts: Mapping[Kind, int] = {Kind.TOTAL: size.total, Kind.INPUT: size.input, Kind.OUTPUT: size.output}
-    return all(amounts.get(limit.kind, 0) <= limit.per_minute for limit in _enforced(upstream, model))

@@ -21,7 +21,7 @@ import aiohttp
 
 from extproc.admission import Admission
 from extproc.core.identity import Directory
-from extproc.core.policy import Policy
+from extproc.core.policy import Policy, Route
 from extproc.core.request import Call, Dialect
 from extproc.core.routing import bucket_key, route_of
 from extproc.dispatch import Dispatch, Timing
@@ -37,6 +37,7 @@ from extproc.sim.engine import Pool
 from extproc.sim.envoy import TIMED_OUT, Reply, SimulatedExchange, Stage, work_of
 from extproc.sim.traffic import Job
 from extproc.sim.work import CANARY, SUCCESS, Work
+from extproc.sizes import Counted
 from extproc.wording import Wording
 
 __all__ = ["Direct", "Gateway", "Service"]
@@ -243,8 +244,9 @@ class Gateway:
 class _Reception(Reception):
     """Takes the length of a prompt from the job, instead of reading it."""
 
-    async def _count(self, call: Call) -> int:
-        return int(call.prompt.texts[0].rpartition(":")[2])
+    async def _count(self, call: Call, route: Route, usual: int) -> Counted:
+        del route, usual
+        return Counted(int(call.prompt.texts[0].rpartition(":")[2]))
 
 
 class _Probe(Canary):

@@ -4,8 +4,18 @@ Pure but for loading vocabularies from installed packages. Nothing here touches 
 """
 
 from extproc.tokens.calibration import Calibration
-from extproc.tokens.encodings import Encoding, encoding_for
-from extproc.tokens.estimate import estimate, is_long
+from extproc.tokens.encodings import Encoding, encoding_for, encoding_of
+from extproc.tokens.estimate import estimate, is_long, recounted, spread
 from extproc.tokens.vocabulary import preload
 
-__all__ = ["Calibration", "Encoding", "encoding_for", "estimate", "is_long", "preload"]
+__all__ = [
+    "Calibration",
+    "Encoding",
+    "encoding_for",
+    "encoding_of",
+    "estimate",
+    "is_long",
+    "preload",
+    "recounted",
+    "spread",
+]

@@ -7,6 +7,8 @@ then on each new ratio moves the average by a tenth, and counts as at most half 
 thirds, of what is known: an outlier shifts it by 5 % at most, while a real change still gets through within a few dozen
 answers. Ratios are kept between 0.5 and 3: beyond that something else is wrong, and a limit must not follow it.
 
+Where a prompt is counted as one model and answered by another, the ratio is between the two, and its key names both.
+
 Deliberately not here: the estimate itself, persistence, and any clock: a ratio does not grow old.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -34,7 +37,7 @@ class _Ratio:
 
 
 class Calibration:
-    """Learned ratios of reported to estimated prompt tokens, for the thousand models used last.
+    """Learned ratios of reported to estimated prompt tokens, for the thousand models used last (any key names one).
 
     Always learn with the estimate as it came from the tokenizer, never with one that `correct` has changed.
     """
@@ -42,18 +45,23 @@ class Calibration:
     def __init__(self, models: int = MODELS) -> None:
         """Start without any knowledge; models: how many to remember."""
         self._models = models
-        self._ratios: OrderedDict[str, _Ratio] = OrderedDict()
+        self._ratios: OrderedDict[Hashable, _Ratio] = OrderedDict()
 
-    def correct(self, model: str, estimate: int) -> int:
+    def correct(self, model: Hashable, estimate: int) -> int:
         """Return what the upstream will probably report; the estimate itself until enough was learned."""
         return math.ceil(estimate * self.ratio(model))
 
-    def ratio(self, model: str) -> float:
+    def ratio(self, model: Hashable) -> float:
         """Return the learned ratio, 1.0 until enough was learned."""
-        known = self._ratios.get(model)
-        return 1.0 if known is None or len(known.first) < SAMPLES else known.value
+        known = self.learned(model)
+        return 1.0 if known is None else known
 
-    def learn(self, model: str, estimated: int, reported: int) -> None:
+    def learned(self, model: Hashable) -> float | None:
+        """Return the learned ratio, None until enough was learned."""
+        known = self._ratios.get(model)
+        return None if known is None or len(known.first) < SAMPLES else known.value
+
+    def learn(self, model: Hashable, estimated: int, reported: int) -> None:
         """Take in the prompt tokens that an upstream reported for an estimate of the tokenizer."""
         if estimated < FEWEST_TOKENS or reported <= 0:
             return

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-__all__ = ["CL100K", "LLAMA3", "O200K", "QWEN3", "Encoding", "encoding_for"]
+__all__ = ["CL100K", "LLAMA3", "O200K", "QWEN3", "Encoding", "encoding_for", "encoding_of"]
 
 O200K, CL100K, LLAMA3, QWEN3 = "o200k_base", "cl100k_base", "llama3", "qwen3"
 
@@ -73,3 +73,13 @@ def encoding_for(model: str) -> Encoding:
     """Return how to count for a model, by its name alone."""
     name = model.lower()
     return next((encoding for pattern, encoding in _PATTERNS if pattern.search(name)), _UNKNOWN)
+
+
+@lru_cache(maxsize=1_024)
+def encoding_of(own: str, public: str) -> Encoding:
+    """Return how to count for a model that its upstream calls `own`.
+
+    Where that says nothing, as the name of a deployment, it is taken to be what callers call it: `public`.
+    """
+    found = encoding_for(own)
+    return encoding_for(public) if found is _UNKNOWN else found

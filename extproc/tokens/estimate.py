@@ -29,14 +29,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from extproc.core.request import Prompt
+    from extproc.tokens.encodings import Encoding
 
-__all__ = ["estimate", "is_long"]
+__all__ = ["estimate", "is_long", "recounted", "spread"]
 
 LONG_CHARS = 16_384
 CHARS_PER_TEXT = 16  # what a call to the tokenizer costs besides counting
 EXACT_BYTES = 32_768
 WINDOWS = 256
 WIDTH = 64
+ROUNDING = 1e-9
+ASCII_SPREAD, SPREAD = 4.0, 8.0
 SLACK = 32  # how far a window's edges may move; 256 windows with theirs fit into EXACT_BYTES
 
 
@@ -54,12 +57,36 @@ def estimate(prompt: Prompt, model: str) -> int:
     encoding = encoding_for(model)
     count = counter(encoding.vocabulary)
     words = _sampled(count, prompt.texts) if is_long(prompt) else sum(map(count, prompt.texts))
+    return math.ceil(words * encoding.factor) + _beside(prompt, encoding)
+
+
+def recounted(counted: int, prompt: Prompt, of: Encoding, by: Encoding) -> int:
+    """Return what an estimate of a prompt by the encoding `of` would be by another, without its text being read again.
+
+    Exact where both have one vocabulary; else as if they had.
+    """
+    words = math.floor((counted - _beside(prompt, of)) / of.factor + ROUNDING)
+    return math.ceil(words * by.factor) + _beside(prompt, by)
+
+
+def spread(prompt: Prompt) -> float:
+    """Return how many times as many tokens one vocabulary makes of a prompt's text, at the very most, as another does.
+
+    Measured with the published vocabularies on forty languages, code, numbers, markup and noise. Prose in ASCII hardly
+    differs; digits that are taken one by one instead of by threes make it 3. Scripts that one vocabulary knows and
+    another spells byte by byte make it up to 7.3 (Armenian), Chinese 2.3. Only runs of one odd blank or stroke
+    (thousands of ideographic spaces) go beyond, up to 15.
+    """
+    return ASCII_SPREAD if all(map(str.isascii, prompt.texts)) else SPREAD
+
+
+def _beside(prompt: Prompt, encoding: Encoding) -> int:
     beside = prompt.images * encoding.image + prompt.token_ids
     if prompt.messages:
         beside += prompt.messages * encoding.message + encoding.answer
     if prompt.tools:
         beside += prompt.tools * encoding.tool + encoding.tools
-    return math.ceil(words * encoding.factor) + beside
+    return beside
 
 
 def _sampled(count: Callable[[str], int], texts: Sequence[str]) -> int:

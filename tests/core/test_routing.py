@@ -160,6 +160,17 @@ def test_too_large_is_beyond_every_window_and_limit_of_the_chain(rules: dict[str
         assert refused.value.reason is Reason.TOO_LARGE
 
 
+def test_each_upstream_is_held_against_its_own_count() -> None:
+    """A prompt may fit where it is counted small, and not where it is counted large, whatever the windows."""
+    rules = policy(upstream("a", window=100), upstream("b", window=100), upstream("c", limits=(total(100),)))
+    chain = (rules, rules.routes[0], Dialect.OPENAI, "m", Size(70, 30), None, frozenset())
+    assert eligible(*chain, {"b": Size(71, 30)}) == ("a", "c")
+    assert eligible(*chain, {"a": Size(71, 30), "b": Size(60, 30), "c": Size(200, 30)}) == ("b",)
+    with pytest.raises(Rejected) as refused:
+        eligible(*chain, {"a": Size(90, 30), "b": Size(72, 30), "c": Size(71, 30)})
+    assert (refused.value.reason, refused.value.detail.partition(" ")[0]) == (Reason.TOO_LARGE, "101")
+
+
 @pytest.mark.parametrize(
     ("chain", "output"),
     [
@@ -179,8 +190,13 @@ def test_too_large_is_beyond_every_window_and_limit_of_the_chain(rules: dict[str
 def test_a_reservation_nobody_named_is_cut_to_what_fits(chain: list[dict[str, object]], output: int) -> None:
     """A prompt of 100 without a cap reserves 512, or what the widest upstream's window and limits leave; never none."""
     rules = policy(*(upstream(str(i), **each) for i, each in enumerate(chain)))
-    assert fitting(rules, rules.routes[0].chain, Size(100, 512), capped=False, model="m") == Size(100, output)
-    assert fitting(rules, rules.routes[0].chain, Size(100, 512), capped=True, model="m") == Size(100, 512)
+    assert fitting(rules, dict.fromkeys(rules.upstreams, 100), 512, "m") == output
+
+
+def test_the_widest_is_who_has_most_room_for_its_own_count() -> None:
+    """A prompt that is larger at the wider one leaves less there."""
+    rules = policy(upstream("a", window=300), upstream("b", window=400))
+    assert [fitting(rules, {"a": a, "b": b}, 512) for a, b in [(100, 350), (299, 350), (300, 400)]] == [200, 50, 1]
 
 
 @given(st.integers(0, 2000), st.integers(1, 2000), st.integers(1, 2000), st.integers(1, 2000))
@@ -188,7 +204,7 @@ def test_a_small_limit_never_refuses_who_named_no_cap(prompt: int, window: int, 
     """Whatever the limits: if the prompt and one token fit, the cut request is eligible."""
     one = upstream("a", window=window, limits=(total(tpm), Limit("*", Kind.OUTPUT, otpm, 1)))
     rules = policy(one)
-    size = fitting(rules, rules.routes[0].chain, Size(prompt, 512), capped=False)
+    size = Size(prompt, fitting(rules, {"a": prompt}, 512))
     if prompt + 1 <= min(window, tpm):
         assert eligible(rules, rules.routes[0], Dialect.OPENAI, "m", size, None) == ("a",)
 
@@ -196,7 +212,7 @@ def test_a_small_limit_never_refuses_who_named_no_cap(prompt: int, window: int, 
 def test_an_embedding_reserves_no_output() -> None:
     """What generates nothing stays so."""
     rules = policy(upstream("a", window=50))
-    assert fitting(rules, rules.routes[0].chain, Size(40, 0), capped=False) == Size(40, 0)
+    assert fitting(rules, {"a": 40}, 0) == 0
 
 
 def test_a_request_claims_a_slot_and_each_limit_of_its_model() -> None:

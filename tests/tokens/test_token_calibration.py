@@ -15,7 +15,9 @@ def test_nothing_changes_before_a_few_answers():
     for _ in range(4):
         calibration.learn("m", 100, 170)
         assert calibration.correct("m", 100) == 100
+        assert calibration.learned("m") is None
     calibration.learn("m", 100, 170)
+    assert calibration.learned("m") == calibration.ratio("m") == 1.7
     assert calibration.correct("m", 100) == 170
     assert calibration.correct("other", 100) == 100
 

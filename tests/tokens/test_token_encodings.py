@@ -2,7 +2,7 @@
 
 import pytest
 
-from extproc.tokens import encoding_for
+from extproc.tokens import encoding_for, encoding_of
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,11 @@ def test_a_name_within_a_name_is_not_that_name():
     unknown = encoding_for("unheard-of")
     for model in ("turbo1", "photo3", "xgpt-4o", "o12x", "aqwen"):
         assert encoding_for(model) == unknown
+
+
+def test_an_upstreams_own_name_of_a_model_says_how_it_counts():
+    """Unless nobody has heard of it: then it is a deployment of what callers ask for."""
+    assert encoding_of("qwen3-32b", "gpt-5") is encoding_for("qwen3-32b")
+    assert encoding_of("prod5", "gpt-5") is encoding_for("gpt-5")
+    assert encoding_of("prod5", "our-best") is encoding_for("our-best")
+    assert encoding_of("gpt-5", "our-best") is encoding_for("gpt-5")

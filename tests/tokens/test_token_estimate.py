@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from token_texts import KINDS, blanks, halves, make, patchwork, prose, stripes
 
 from extproc.core.request import Prompt
-from extproc.tokens import encoding_for, estimate, is_long, preload
+from extproc.tokens import encoding_for, estimate, is_long, preload, recounted, spread
 from extproc.tokens.vocabulary import counter
 
 O200K = "gpt-4o"
@@ -166,3 +166,50 @@ def test_a_longer_prompt_never_costs_less(texts, messages, model):
     prompt = Prompt(tuple(texts), messages=messages)
     more = Prompt((*texts, "and more"), messages=messages + 1)
     assert 0 <= estimate(prompt, model) < estimate(more, model)
+
+
+MODELS = ("gpt-4o", "gpt-4", "claude-sonnet-4-5", "gemini-2.5-pro", "llama-2-7b", "llama-3-8b", "qwen3-32b", "new")
+
+
+@given(
+    st.text(max_size=300),
+    st.integers(0, 3),
+    st.integers(0, 2),
+    st.integers(0, 2),
+    st.sampled_from(MODELS),
+    st.sampled_from(MODELS),
+)
+def test_where_the_vocabulary_is_one_an_estimate_turns_into_another(text, messages, tools, images, first, second):
+    """To the token, whatever the factors and overheads; another vocabulary counts as many words."""
+    prompt = Prompt((text,), messages=messages, tools=tools, images=images, token_ids=3)
+    of, by = encoding_for(first), encoding_for(second)
+    found = recounted(estimate(prompt, first), prompt, of, by)
+    if of.vocabulary == by.vocabulary:
+        assert found == estimate(prompt, second)
+    words = counter(of.vocabulary)(text)
+    beside = estimate(Prompt(messages=messages, tools=tools, images=images, token_ids=3), second)
+    assert found == ceil(words * by.factor) + beside
+
+
+SCRIPTS = {
+    "armenian": "Արհեստական բանականությունը մեքենաների կողմից դրսևորվող բանականությունն է ",
+    "georgian": "ხელოვნური ინტელექტი არის მანქანების მიერ გამოვლენილი ინტელექტი. ",
+    "malayalam": "യന്ത്രങ്ങൾ പ്രകടിപ്പിക്കുന്ന ബുദ്ധിയാണ് കൃത്രിമബുദ്ധി. ",
+    "chinese": "人工智慧是電腦科學的一個分支它企圖瞭解智慧的實質。",
+    "russian": "Искусственный интеллект есть свойство интеллектуальных систем. ",
+    "digits": "31415926535897932384626433832795028841971693993751058209749445923078164062862089986280",
+    "newlines": "\n" * 80,
+}
+
+
+@pytest.mark.parametrize("text", [*SCRIPTS.values(), *(make(kind, 1, 4_000) for kind in KINDS)])
+def test_no_vocabulary_makes_more_of_a_text_than_another_beyond_its_spread(text):
+    """In scripts that one of them knows and another spells, too."""
+    counts = [counter(encoding_for(model).vocabulary)(text * 20) for model in MODELS]
+    assert max(counts) / min(counts) < spread(Prompt((text,)))
+
+
+def test_scripts_differ_more_than_ascii():
+    """A letter that is not is enough."""
+    assert spread(Prompt()) == spread(Prompt(("a", "b\n"))) == 4
+    assert spread(Prompt(("a", "ä"))) == 8
