@@ -105,7 +105,7 @@ class Allowances:
             return NOTHING
         now, tokens = self._clock.time(), float(request.size.total)
         budgeted = account.usd or shared or (counted and limits.max_usd is not None)
-        usd = spend.needed(rates, request.size, request.endpoint) if budgeted else None
+        usd = spend.needed(rates, request.size, request.endpoint, request.sizes) if budgeted else None
         claims = account.claims(tokens, usd)
         if usd is not None:
             claims += [Claim(key, usd) for key in shared]

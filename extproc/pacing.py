@@ -175,10 +175,10 @@ class Pacing:
     # What was sent.
 
     def _sent(self, name: str, request: Request) -> None:
-        now, upfront = self._clock.time(), self._upfront(name)
+        now, upfront, size = self._clock.time(), self._upfront(name), request.size_at(name)
         for kind, pacer in self._priced(name, request):
-            amount = _amount(kind, request.size)
-            later = 0.0 if upfront else _written_later(kind, request.size)
+            amount = _amount(kind, size)
+            later = 0.0 if upfront else _written_later(kind, size)
             pacer.sent(amount - later, later, now)
 
     def _settled(self, event: Settled) -> None:
@@ -208,7 +208,7 @@ class Pacing:
     def _turned_away(self, trip: _Trip) -> None:
         now, upfront = self._clock.time(), self._upfront(trip.at)
         for kind, pacer in self._priced(trip.at, trip.request):
-            size = trip.request.size
+            size = trip.request.size_at(trip.at)
             pacer.turned_away(_amount(kind, size) - (0.0 if upfront else _written_later(kind, size)), now)
 
     def _over(self, trip: _Trip, output: int) -> None:
@@ -216,7 +216,7 @@ class Pacing:
             return
         now = self._clock.time()
         for kind, pacer in self._priced(trip.at, trip.request):
-            if later := _written_later(kind, trip.request.size):
+            if later := _written_later(kind, trip.request.size_at(trip.at)):
                 pacer.over(later, float(output), now)
 
     def _upfront(self, name: str) -> bool:
@@ -251,7 +251,8 @@ class Pacing:
             return _Reply(upstream, lines, began, _told_at(record, began, began, now), now)
         departed = now if flight.departed is None else flight.departed
         told_at, request = _told_at(record, flight.request.arrived, departed, now), flight.request
-        return _Reply(upstream, self._priced(upstream.name, request), departed, told_at, now, request.size)
+        size = request.size_at(upstream.name)
+        return _Reply(upstream, self._priced(upstream.name, request), departed, told_at, now, size)
 
     def _answer(self, reply: _Reply, record: Record) -> list[Move]:
         moves, spent = self._follow(reply, record, served=True)

@@ -150,7 +150,8 @@ class Reception:
         request = self._request(greeting, call, route, size, others, counted.tokens, body)
         names, too_large = self._eligible(request, route, pin, call.needs)
         prices = {
-            name: routing.claims(policy.upstreams[name], call.model, size, greeting.endpoint, usual) for name in names
+            name: routing.claims(policy.upstreams[name], call.model, request.size_at(name), greeting.endpoint, usual)
+            for name in names
         }
         costless = self._bill(request, names, prices) if self._purses else None
         return request, Wants(names, prices, too_large=too_large, prompt=size.input, costless=costless)
@@ -164,7 +165,7 @@ class Reception:
         """
         upstreams, rates, limited = self._policy.upstreams, self._rates(names, request.model), False
         for name in names:
-            if claims := spend.bill(upstreams[name], rates, request.size, request.endpoint):
+            if claims := spend.bill(upstreams[name], rates, request.size_at(name), request.endpoint):
                 prices[name] += claims
                 limited = True
         return frozenset(n for n in names if spend.is_costless(upstreams[n], rates)) if limited else None

@@ -83,6 +83,22 @@ def test_the_dearest_is_reserved_and_who_served_is_paid(kind: type[Ledger], serv
     play(scenario)
 
 
+def test_who_counts_more_tokens_may_be_the_dearest(kind: type[Ledger]) -> None:
+    """Each of its upstreams is priced by its own count."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("ab", tenant="agent", sizes={"a": Size(400, 40)})
+        reserved = 400 * 0.01 + 40 * 0.02
+        assert reserved > B
+        assert desk.left("tenant/agent/usd_day") == pytest.approx(60 - reserved)
+        await trip.final("a", tail=DONE)
+        await trip.land()
+        assert desk.left("tenant/agent/usd_day") == pytest.approx(60 - USED)
+
+    play(scenario)
+
+
 def test_an_attempt_that_was_cut_is_paid_for_beside_the_one_that_served(kind: type[Ledger]) -> None:
     """Its input, at its own prices; one that was refused costs nothing."""
 

@@ -198,6 +198,15 @@ def test_headers_are_as_old_as_the_answers_first_byte(more: dict[str, Any]) -> N
     assert desk.level("a/m/total") == pytest.approx(expected)
 
 
+def test_what_was_sent_since_is_by_the_upstreams_own_count() -> None:
+    """As it was taken from the bucket."""
+    desk = Desk()
+    flight = desk.depart("a")
+    desk.after(2.0).depart("a", sizes={"a": Size(110, 40), "b": Size(500, 40)})
+    desk.after(3.0).hear("a", flight, headers=tokens(100), answered_s=1.0)
+    assert desk.level("a/m/total") == pytest.approx(100.0 + 4.0 * 100.0 - 150.0)
+
+
 def test_a_running_answer_tells_it_too() -> None:
     """Every few seconds; its end adds nothing."""
     desk = Desk()
@@ -607,6 +616,8 @@ def test_what_the_provider_charged_settles_what_nobody_reported() -> None:
     assert desk.level("mis/*/total") == 500.0
     desk.hear("mis", desk.depart("mis"), headers=cost)
     assert desk.level("mis/*/total") == 500.0 + 100.0 - 30.0
+    desk.hear("mis", desk.depart("mis", sizes={"mis": Size(160, 40)}), headers=cost)
+    assert desk.level("mis/*/total") == 570.0 + 200.0 - 30.0
 
 
 def test_what_moves_is_told_but_not_with_every_reply() -> None:

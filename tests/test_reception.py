@@ -19,7 +19,7 @@ from extproc.core.identity import Directory
 from extproc.core.outputs import ENOUGH, Outputs
 from extproc.core.policy import KvRules, Policy, SessionLimits
 from extproc.core.refusal import Reason, Rejected
-from extproc.core.request import Request
+from extproc.core.request import Request, Size
 from extproc.core.retries import KEYED
 from extproc.core.spend import PriceList
 from extproc.limiter import Wants
@@ -310,8 +310,9 @@ def test_each_upstream_is_held_against_its_own_tokenizer(
     """The same prompt fits into a window here, and not into the same one there."""
     text = f"""
 upstreams:
-  primary: {{provider: openai, dialects: [openai], window: {primary}, concurrency: 9}}
-  backup: {{provider: vllm, url: "http://v:8000", concurrency: 9, window: {backup}, models: {{gpt-5: qwen3-32b}}}}
+  primary: {{provider: openai, dialects: [openai], window: {primary}, limits: [{{tpm: 6000}}]}}
+  backup:
+    {{provider: vllm, url: "http://v:8000", limits: [{{tpm: 6000}}], window: {backup}, models: {{gpt-5: qwen3-32b}}}}
 routes:
   - {{models: [gpt-5], chain: [primary, backup], acknowledge_unowned: true}}
 """
@@ -325,6 +326,9 @@ routes:
         request, wants = desk.priced(body)
         assert wants.names == names
         assert (request.size.input, request.size_at("primary").input, request.counted) == (107, 107, 107)
+        assert request.size_at("backup") == Size(308, 10)
+        total = {claim.key: claim.amount for price in wants.prices.values() for claim in price if "total" in claim.key}
+        assert total == {f"upstream/{name}/*/total": {"primary": 117, "backup": 318}[name] for name in names}
     desk.executor.shutdown()
 
 

@@ -157,7 +157,7 @@ class Flight:
             return []
         self.settled = True
         self._served = upstream
-        actual = _actual(self.request.size, usage, seen_output)
+        actual = _actual(self.request.size_at(upstream), usage, seen_output)
         # Not reserved means that the failure of the one before it is not known yet.
         changes = [] if upstream in self._reserved else self._reserve(upstream)
         upfront = self.accounting.get(upstream) is Accounting.UPFRONT
@@ -175,7 +175,7 @@ class Flight:
         changes = [] if left_at in self._reserved or left_at in self._failed else self._reserve(left_at)
         dollars = 0.0 if left_at in self._failed else self._bill_input(left_at)
         changes += self._give_back(left_at, Refund.INPUT_KEPT, dollars)
-        return _net(changes + self._settle_own(Size(self.request.size.input, 0), dollars))
+        return _net(changes + self._settle_own(self._prompt(left_at), dollars))
 
     def expire(self) -> list[Change]:
         """No record will come any more. Failed attempts get their tokens back; what is unknown keeps the estimate."""
@@ -228,7 +228,7 @@ class Flight:
             reserved = self._owing(upstream)
         if refund is Refund.INPUT_KEPT:
             upfront = self.accounting.get(upstream) is Accounting.UPFRONT
-            left = _settled(reserved, Size(self.request.size.input, 0), dollars, upfront=upfront)
+            left = _settled(reserved, self._prompt(upstream), dollars, upfront=upfront)
             changes = [c if _kind(c.key) in DOLLARS else Change(c.key, max(0.0, c.amount)) for c in left]
         else:
             changes = [Change(c.key, c.amount) for c in reserved]
@@ -251,7 +251,11 @@ class Flight:
 
     def _bill_input(self, upstream: str) -> float:
         """Dollars for the prompt of an attempt that was cut, once."""
-        return 0.0 if upstream in self._billed else self._bill(upstream, Size(self.request.size.input, 0))
+        return 0.0 if upstream in self._billed else self._bill(upstream, self._prompt(upstream))
+
+    def _prompt(self, upstream: str) -> Size:
+        """The input alone, as `upstream` counts it."""
+        return Size(self.request.size_at(upstream).input, 0)
 
     def _bill(self, upstream: str, size: Size, usage: Usage | None = None) -> float:
         self._billed += (upstream,)

@@ -67,15 +67,17 @@ class PriceList:
         return {name: prices for name, prices in found.items() if prices is not None}
 
 
-def needed(rates: Mapping[str, Prices], size: Size, endpoint: Endpoint) -> float | None:
+def needed(
+    rates: Mapping[str, Prices], size: Size, endpoint: Endpoint, sizes: Mapping[str, Size] | None = None
+) -> float | None:
     """Dollars to reserve for a request that may go to any of `rates`; None where it costs nothing.
 
     That is free and unpriced models, and counting tokens. What an endpoint costs whose requests cannot be read is only
-    known afterwards, so it needs a budget that is left.
+    known afterwards, so it needs a budget that is left. sizes: what it is at upstreams that count otherwise.
     """
     if not rates or endpoint is Endpoint.COUNT_TOKENS:
         return None
-    usd = dearest(rates, size)
+    usd = dearest(rates, size, sizes)
     if usd > 0:
         return usd
     return 0.0 if endpoint is Endpoint.OTHER and not all(map(is_free, rates.values())) else None
@@ -106,9 +108,13 @@ def cost(prices: Prices, size: Size, usage: Usage | None = None) -> float:
     return dollars / MILLION
 
 
-def dearest(rates: Mapping[str, Prices], size: Size) -> float:
-    """Dollars that `size` tokens cost at most, wherever of `rates` they are used; 0 where no price is known."""
-    return max([cost(prices, size) for prices in rates.values()], default=0.0)
+def dearest(rates: Mapping[str, Prices], size: Size, sizes: Mapping[str, Size] | None = None) -> float:
+    """Dollars that `size` tokens cost at most, wherever of `rates` they are used; 0 where no price is known.
+
+    sizes: how many they are at upstreams that count otherwise.
+    """
+    others = sizes or {}
+    return max([cost(prices, others.get(name, size)) for name, prices in rates.items()], default=0.0)
 
 
 def is_costless(upstream: Upstream, rates: Mapping[str, Prices]) -> bool:

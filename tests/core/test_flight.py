@@ -102,6 +102,53 @@ def departed(*order: str, upfront: str = "") -> Book:
     return book
 
 
+OWN = Size(90, 40)
+"""What it is at B where that counts otherwise."""
+
+
+def departed_where_b_counts_more(*order: str) -> Book:
+    book = Book(order)
+    own = {f"upstream__b__{key}": amount for key, amount in {"m__input": 90, "m__output": 40, "slots": 1}.items()}
+    prices = PRICES | {"b": claims(**own, upstream__b__usd_hour=cost(RATES["b"], OWN))}
+    book.flight = Flight(request(size=ESTIMATE, sizes={"b": OWN}), ALLOWANCE, RATES)
+    book.take(prices[order[0]])
+    book.flight.depart(order, prices, 1001.0)
+    return book
+
+
+def test_what_an_upstream_served_is_by_its_own_count() -> None:
+    """Where nobody reported what it was: at the upstream, for its tenant, in tokens and in dollars."""
+    book = departed_where_b_counts_more("a", "b")
+    book.apply(book.flight.attempt_failed("a", Refund.INPUT_KEPT, NOW))
+    assert (book.at("a")["total"], book.at("b")) == (60, {"slots": 1, "input": 90, "output": 40})
+    book.apply(book.flight.served("b", None))
+    assert (book.at("b"), book.flight.used) == ({"slots": 1, "input": 90, "output": 40}, OWN)
+    assert book.at("t")["total"] == book.of_session() == OWN.total
+    assert book.purse("b") == pytest.approx(cost(RATES["b"], OWN))
+    assert book.dollars() == pytest.approx(cost(RATES["a"], Size(60, 0)) + cost(RATES["b"], OWN))
+
+
+def test_what_was_cut_at_an_upstream_is_by_its_own_count() -> None:
+    """The input and the output seen."""
+    book = departed_where_b_counts_more("b", "a")
+    book.apply(book.flight.served("b", None, 7))
+    assert (book.at("b")["input"], book.at("b")["output"], book.flight.used) == (90, 7, Size(90, 7))
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_an_upstream_that_did_not_serve_keeps_the_input_by_its_own_count(left: bool) -> None:  # noqa: FBT001
+    """Whether its caller left, or it was cut."""
+    book = departed_where_b_counts_more("b", "a")
+    if left:
+        book.apply(book.flight.unserved("b"))
+        assert (book.at("t")["total"], book.flight.used) == (90, Size(90, 0))
+    else:
+        book.apply(book.flight.attempt_failed("b", Refund.INPUT_KEPT, NOW))
+        assert book.at("a")["total"] == 100
+    assert (book.at("b")["input"], book.at("b").get("output")) == (90, None)
+    assert book.purse("b") == pytest.approx(cost(RATES["b"], Size(90, 0)))
+
+
 def _keys(changes: list[Change]) -> set[str]:
     return {change.key for change in changes}
 

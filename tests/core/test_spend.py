@@ -140,6 +140,14 @@ def test_before_it_ran_the_dearest_of_its_upstreams_counts() -> None:
     assert dearest({}, Size(10, 1000)) == 0
 
 
+def test_each_is_as_dear_as_its_own_count_makes_it() -> None:
+    """A cheap one that counts many tokens may be the dearest."""
+    rates = {"a": Prices(3.0, 1.0), "b": Prices(2.0, 1.0)}
+    assert dearest(rates, Size(MILLION, 0), {"b": Size(2 * MILLION, 0)}) == 4
+    assert needed(rates, Size(MILLION, 0), Endpoint.CHAT, {"a": Size(2 * MILLION, 0)}) == 6
+    assert needed(rates, Size(MILLION, 0), Endpoint.CHAT, {"c": Size(9 * MILLION, 0)}) == 3
+
+
 def test_free_is_what_costs_nothing_in_any_case() -> None:
     """A model whose cache reads alone are free is not."""
     assert is_free(Prices(0.0, 0.0))
