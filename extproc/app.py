@@ -23,7 +23,7 @@ from extproc.admission import Admission
 from extproc.console import state
 from extproc.core.events import Event
 from extproc.core.identity import Directory
-from extproc.dispatch import Dispatch, Timing
+from extproc.dispatch import Dispatch, Outlook, Timing
 from extproc.handler import Handler
 from extproc.probes.canary import Canary, Target
 from extproc.probes.engines import Engines
@@ -179,8 +179,10 @@ class Service:
         )
         timing = Timing(timeouts.first_token_s, timeouts.prompt_tokens_per_s, timeouts.stall_s, timeouts.answer_s)
         health = self.breakers.allows, self.breakers.fits
+        outlook = Outlook(self.breakers.rest_s, self.breakers.earliest_probe, self.limiter.predicted_s)
+        retries = self.admission.retries
         dispatch = Dispatch(
-            self.policy, self.capacity, self.clock, timing, wording, *health, retries=self.admission.retries
+            self.policy, self.capacity, self.clock, timing, wording, *health, retries=retries, outlook=outlook
         )
         copies, observe = self.admission.copies, self.admission.observe
         return Handler(reception, copies, self.flights, self.limiter, dispatch, wording, self.clock, observe)

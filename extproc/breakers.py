@@ -66,6 +66,11 @@ class Breakers:
         """
         return min((self.by_name[name].rests_until for name in upstreams), default=inf)
 
+    def rest_s(self, upstreams: tuple[str, ...]) -> float:
+        """Seconds until the first of these may be tried: what is left of its rest, or all of it if it opened now."""
+        now = self._clock.time()
+        return min([self.by_name[name].rest_s(now) for name in upstreams])
+
     def record(
         self, upstream: str, outcome: Outcome, *, began: float, cause: str, evidence: Evidence | None = None
     ) -> None:

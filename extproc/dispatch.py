@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from extproc import dialects
 from extproc.core import routing
@@ -23,11 +23,15 @@ from extproc.ports import Capacity, Clock, Departure
 from extproc.reception import Greeting
 from extproc.wording import Wording
 
-__all__ = ["Dispatch", "Timing"]
+__all__ = ["Dispatch", "Outlook", "Timing"]
 
 LAST_RESORT = "x-tidegate-last-resort"
 """Header of an answer that stands in where no upstream answered."""
 CONTENT_TYPES = {"json": "application/json", "events": "text/event-stream"}
+LEAST_RETRY_S = 1
+"""Nobody is told to come back sooner."""
+FORECAST_S = 1.0
+"""For so long a forecast of waits counts."""
 HURRIED = 0.5
 """A caller that gives an attempt less than this share of the usual time cannot tell a sick upstream from a busy one."""
 
@@ -40,6 +44,20 @@ class Timing:
     prompt_tokens_per_s: float
     stall_s: float
     answer_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """When an upstream may be asked, for those who will have been told that nobody answered.
+
+    rest_s: seconds until the first of some may be tried, if their breakers opened now. earliest_probe: when the first
+    of some may be tried whose breakers let nobody through, on the clock. wait_s: forecast of a request's wait, in
+    seconds.
+    """
+
+    rest_s: Callable[[tuple[str, ...]], float]
+    earliest_probe: Callable[[tuple[str, ...]], float]
+    wait_s: Callable[[Request, Wants], float]
 
 
 class Dispatch:
@@ -55,6 +73,8 @@ class Dispatch:
         allows: Callable[[str], bool],
         fits: Callable[[str, int], bool] = lambda _name, _prompt: True,
         retries: RetryBudget | None = None,
+        *,
+        outlook: Outlook,
     ) -> None:
         """Keep them. `fits`: whether an upstream answers prompts of so many tokens well. `retries` lends second
         attempts at an only upstream; None for never.
@@ -67,6 +87,9 @@ class Dispatch:
         self._wording = wording
         self._allows = allows
         self._fits = fits
+        self._outlook = outlook
+        self._waits: dict[tuple[str, str, str], tuple[float, float]] = {}
+        """By lane, route and upstream: when a wait was forecast, and for when."""
         self._texts = {route.name: route.last_resort for route in policy.routes if route.last_resort}
         self._first_token_s = {r.name: r.first_token_s for r in policy.routes if r.first_token_s is not None}
         self._below = {lane.name: len(policy.lanes) - 1 - lane.rank for lane in policy.lanes.values()}
@@ -93,7 +116,7 @@ class Dispatch:
         attempts = len(order) + flight.again
         per_try_s, total_s = self._limits(request, attempts, now)
         flight.hurried = min(per_try_s, total_s or per_try_s) < HURRIED * self._usual_s(request)
-        retry_s = ceil(self._policy.upstreams[first].breaker.cool_down_s)
+        retry_s = self._comeback_s(request, wants, names, order)
         return Departure(
             ticket=request.ticket,
             order=order,
@@ -135,6 +158,28 @@ class Dispatch:
         if self._retries is None or request.endpoint is Endpoint.OTHER:
             return False
         return self._retries.lend(request.tenant, now)
+
+    def _comeback_s(self, request: Request, wants: Wants, names: tuple[str, ...], order: tuple[str, ...]) -> int:
+        """Seconds until the first of `names` may be asked, should all of `order` fail and rest for that."""
+        soonest = self._outlook.rest_s(order)
+        if len(order) < len(names):
+            now = self._clock.time()
+            unasked = (name for name in names if name not in order)
+            soonest = min(soonest, *(self._due(request, wants, name, now) - now for name in unasked))
+        return max(LEAST_RETRY_S, ceil(soonest))
+
+    def _due(self, request: Request, wants: Wants, name: str, now: float) -> float:
+        """When, on the clock, one that nobody asks now may be asked: it rests, is full, or stands behind a full one.
+
+        A forecast takes as long as all the rest, so it is made anew once a second, and for all of a lane.
+        """
+        if not self._allows(name):
+            return self._outlook.earliest_probe((name,))
+        made, due = self._waits.get(key := (request.lane, request.route, name), (-inf, 0.0))
+        if now - made >= FORECAST_S:
+            due = now + self._outlook.wait_s(request, Wants((name,), wants.prices))
+            self._waits[key] = now, due
+        return due
 
     def _exhausted(self, greeting: Greeting, request: Request, retry_s: int) -> str:
         return self._wording.exhausted(greeting.head, request.dialect, retry_s)

@@ -10,25 +10,39 @@ from typing import Any
 import pytest
 
 from extproc import dialects
+from extproc.breakers import Breakers
+from extproc.core.breaker import Outcome, Signal
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.capacity import Claim
 from extproc.core.flight import Flight
 from extproc.core.identity import Caller
-from extproc.core.policy import Kind, KvRules, Lane, Limit, Policy, RetryRules, Route, Tenant, Upstream, WhenBusy
+from extproc.core.policy import (
+    BreakerRules,
+    Kind,
+    KvRules,
+    Lane,
+    Limit,
+    Policy,
+    RetryRules,
+    Route,
+    Tenant,
+    Upstream,
+    WhenBusy,
+)
 from extproc.core.refusal import Reason, Rejected
-from extproc.core.request import Dialect, Endpoint, Size
+from extproc.core.request import Dialect, Endpoint, Request, Size
 from extproc.core.retries import RetryBudget
 from extproc.core.routing import claims
 from extproc.core.watermark import Reading, Watermark
-from extproc.dispatch import Dispatch, Timing
+from extproc.dispatch import Dispatch, Outlook, Timing
 from extproc.limiter import Wants
 from extproc.ports import Departure, Head
 from extproc.reception import Greeting
 from extproc.settings import PROVIDERS
 from extproc.shared.memory import MemoryCapacity
 from extproc.wording import Wording
-from tests.doubles import HandClock, request
+from tests.doubles import HandClock, Observer, request
 
 BOTH = frozenset(Dialect)
 LANES = {
@@ -64,8 +78,17 @@ class Gate:
         wording = Wording(lambda _: 503, lambda: 0.5)
         self.unfit: set[str] = set()
         timing = Timing(10, 5000, 60, 900)
-        health: tuple[Any, Any] = (lambda _: True), (lambda name, _: name not in self.unfit)
-        self.dispatch = Dispatch(policy, self.capacity, self.clock, timing, wording, *health, retries)
+        self.breakers = Breakers(upstreams, self.clock, Observer(), chance=lambda: 0.0)
+        self.waits: dict[str, float] = {}
+        self.forecasts: list[tuple[str, str]] = []
+        outlook = Outlook(self.breakers.rest_s, self.breakers.earliest_probe, self._wait_s)
+        health: tuple[Any, Any] = self.breakers.allows, (lambda name, _: name not in self.unfit)
+        self.dispatch = Dispatch(policy, self.capacity, self.clock, timing, wording, *health, retries, outlook=outlook)
+
+    def _wait_s(self, asked: Request, wants: Wants) -> float:
+        [name] = wants.names
+        self.forecasts.append((asked.lane, name))
+        return self.waits.get(name, 0.0)
 
     def depart(
         self,
@@ -273,3 +296,92 @@ def test_a_last_resort_stands_in_for_a_refusal_only_where_the_route_says_so(*, u
         assert json.loads(instead[1])["choices"][0]["message"]["content"] == "Sorry."
     assert gate.dispatch.instead(Rejected(Reason.TENANT_QUOTA), greeting(), document) is None
     assert gate.dispatch.instead(Rejected(Reason.NO_UPSTREAM), greeting(), None) is None
+
+
+def resting(name: str, cool_down_s: float) -> Upstream:
+    """An upstream that rests so long, the first time."""
+    return engine(name, "openai", breaker=BreakerRules(cool_down_s=cool_down_s, cool_down_max_s=100.0))
+
+
+def fill(gate: Gate, *names: str) -> None:
+    """No more goes there."""
+    for name in names:
+        gate.capacity.levels()[f"upstream/{name}/slots"] = Slots(1, used=1.0)
+
+
+@pytest.mark.parametrize(("rests", "told"), [((7.0, 3.2), 4), ((3.0, 7.0), 3), ((0.2, 50.0), 1)])
+def test_an_exhausted_chain_is_to_be_asked_again_when_the_first_of_it_has_rested(
+    rests: tuple[float, ...], told: int
+) -> None:
+    """Whichever that is, in whole seconds and at least one; the body says what the header does."""
+    departure = Gate(*map(resting, "ab", rests)).depart(BODY)
+    assert departure.order == ("a", "b")
+    assert departure.fail_retry_s == told
+    assert f" {told} s" in departure.fail_body
+
+
+def test_an_upstream_that_opens_again_and_again_rests_longer() -> None:
+    """As it would if it opened now; a success makes that short again."""
+    gate = Gate(resting("a", 5.0))
+    for signal in (Signal.TRIP, Signal.RESTED, Signal.PROBE_FAILED, Signal.RESTED, Signal.PROBE_OK, Signal.RAMPED):
+        gate.breakers.signal("a", signal, "test")
+    assert gate.depart(BODY).fail_retry_s == 20
+    gate.breakers.record("a", Outcome.SUCCESS, began=gate.clock.now, cause="")
+    assert gate.depart(BODY).fail_retry_s == 5
+
+
+def test_an_upstream_that_rests_already_may_be_the_first_to_be_tried() -> None:
+    """What is left of its rest counts; while it is tried, or traffic returns, it may be soon."""
+    gate = Gate(resting("a", 50.0), resting("b", 8.0))
+    gate.breakers.signal("b", Signal.TRIP, "test")
+    gate.clock.now += 4.5
+    departure = gate.depart(BODY)
+    assert (departure.order, departure.fail_retry_s) == (("a",), 4)
+    gate.clock.now += 5
+    assert gate.depart(BODY).fail_retry_s == 1
+    gate.breakers.signal("b", Signal.RESTED, "test")
+    assert gate.depart(BODY).fail_retry_s == 1
+
+
+def test_an_upstream_that_serves_whatever_its_breaker_says_may_be_tried_when_it_has_rested() -> None:
+    """One that is owned is asked while it rests; that it fails then does not lengthen its rest."""
+    gate = Gate(resting("a", 8.0))
+    gate.breakers.signal("a", Signal.TRIP, "test")
+    gate.clock.now += 3
+    assert gate.depart(BODY).fail_retry_s == 5
+
+
+@pytest.mark.parametrize(
+    ("waits", "told"), [((12.5, 40.0), 13), ((40.0, 12.0), 12), ((40.0, 0.0), 1), ((inf, 60.0), 50)]
+)
+def test_upstreams_that_are_full_may_be_asked_after_the_wait_that_is_forecast(
+    waits: tuple[float, float], told: int
+) -> None:
+    """And those that stand behind a full one; unless the ones that were asked have rested before."""
+    gate = Gate(*map(resting, "abc", (50.0, 1.0, 1.0)))
+    fill(gate, "b")
+    gate.waits = dict(zip("bc", waits, strict=True))
+    departure = gate.depart(BODY)
+    assert (departure.order, departure.fail_retry_s) == (("a",), told)
+
+
+def test_a_wait_is_forecast_once_a_second_for_a_whole_lane() -> None:
+    """Meanwhile it grows shorter by itself."""
+    gate = Gate(*map(resting, "ab", (50.0, 1.0)))
+    fill(gate, "b")
+    gate.waits = {"b": 12.2}
+    told = []
+    for lane, later in (("P0", 0.0), ("P0", 0.5), ("P1", 0.0), ("P0", 0.5)):
+        gate.clock.now += later
+        told.append(gate.depart(BODY, lane).fail_retry_s)
+    assert told == [13, 12, 13, 13]
+    assert gate.forecasts == [("P0", "b"), ("P1", "b"), ("P0", "b")]
+
+
+def test_an_upstream_that_it_must_not_go_to_is_none_to_wait_for() -> None:
+    """Its dollars are spent, or it answers such prompts badly."""
+    gate = Gate(*map(resting, "abc", (50.0, 1.0, 1.0)))
+    gate.unfit = {"b"}
+    gate.capacity.levels()["upstream/c/usd_day"] = Budget(9.0, used=9.0)
+    departure = gate.depart(BODY, costless="ab")
+    assert (departure.order, departure.fail_retry_s) == (("a",), 50)

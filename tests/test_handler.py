@@ -18,7 +18,7 @@ from extproc.admission import Admission
 from extproc.core.events import Admitted, Refused, Retried, Settled
 from extproc.core.identity import Directory
 from extproc.core.refusal import RULES
-from extproc.dispatch import Dispatch, Timing
+from extproc.dispatch import Dispatch, Outlook, Timing
 from extproc.handler import Handler
 from extproc.ports import Departure, Gone, Head, Record, RecordKind
 from extproc.reception import Reception, SessionRules
@@ -114,7 +114,9 @@ class Desk:
             chance=lambda: 0.5,
             rates=admission.rates,
         )
-        dispatch = Dispatch(policy, admission.capacity, loop, Timing(10, 1e4, 60, 600), wording, lambda _: True)
+        breakers, timing = admission.breakers, Timing(10, 1e4, 60, 600)
+        outlook = Outlook(breakers.rest_s, breakers.earliest_probe, admission.limiter.predicted_s)
+        dispatch = Dispatch(policy, admission.capacity, loop, timing, wording, lambda _: True, outlook=outlook)
         self.handler = Handler(
             reception,
             admission.copies,

@@ -233,6 +233,10 @@ class Breaker:
         """Whether it has rested and wants a probe."""
         return self.state is State.OPEN and now >= self.rests_until
 
+    def rest_s(self, now: float) -> float:
+        """Seconds, but for jitter, until it may be tried: what is left of its rest, or all of it if it opened now."""
+        return max(0.0, self.rests_until - now) if self.state is State.OPEN else self._next_s()
+
     def ramped(self, flying: float, now: float) -> bool:
         """Whether its ramp is over, where `flying` requests run.
 
@@ -268,6 +272,12 @@ class Breaker:
         if self.state is State.RAMPING and self.window(now) < inf:
             told["window"] = round(self.window(now), 1)
         return told
+
+    def _next_s(self) -> float:
+        """Seconds, but for jitter, for which it rests when it opens next, unless that is grave."""
+        if not self.openings:  # asked for each request
+            return self.rules.cool_down_s
+        return _doubled(self.rules.cool_down_s, self.rules.cool_down_max_s, self.openings)
 
     def _timed(self, evidence: Evidence, now: float) -> bool:
         """Whether its first token came late."""
@@ -338,7 +348,7 @@ class Breaker:
             rest = _doubled(rules.quarantine_s or 0.0, rules.quarantine_max_s, self.graves)
             self.graves = min(self.graves + 1, MOST_DOUBLINGS)
         else:
-            rest = _doubled(rules.cool_down_s, rules.cool_down_max_s, self.openings)
+            rest = self._next_s()
             self.openings = min(self.openings + 1, MOST_DOUBLINGS)
         until = now + rest * (1.0 + rules.jitter * chance)
         self.rests_until = max(until, self.rests_until) if self.state is State.OPEN else until

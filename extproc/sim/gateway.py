@@ -24,7 +24,7 @@ from extproc.core.identity import Directory
 from extproc.core.policy import Policy, Route
 from extproc.core.request import Call, Dialect
 from extproc.core.routing import bucket_key, route_of
-from extproc.dispatch import Dispatch, Timing
+from extproc.dispatch import Dispatch, Outlook, Timing
 from extproc.handler import Handler
 from extproc.ports import Head, Observer, Record
 from extproc.probes.canary import SIZE, Canary, Finding, Target
@@ -202,8 +202,9 @@ class Gateway:
         limits = settings.timeouts
         timing = Timing(limits.first_token_s, limits.prompt_tokens_per_s, limits.stall_s, limits.answer_s)
         health = admission.breakers.allows, admission.breakers.fits
-        dispatch = Dispatch(policy, admission.capacity, loop, timing, wording, *health)
         flights, limiter = admission.flights, admission.limiter
+        outlook = Outlook(admission.breakers.rest_s, admission.breakers.earliest_probe, limiter.predicted_s)
+        dispatch = Dispatch(policy, admission.capacity, loop, timing, wording, *health, outlook=outlook)
         return Handler(reception, admission.copies, flights, limiter, dispatch, wording, loop, admission.observe)
 
     async def _sweep(self) -> None:

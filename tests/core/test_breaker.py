@@ -757,3 +757,11 @@ def test_a_healthy_upstream_is_used_again_within_half_a_minute(outage_s: float, 
         breaker.move(PROBE_OK if answered else PROBE_FAILED, now=now, chance=chance)
     assert breaker.allows(0, now)
     assert now - outage_s <= 30
+
+
+@pytest.mark.parametrize(("state", "rest_s"), [(C, 5), (O, 3), (H, 10), (R, 10)])
+def test_it_tells_how_long_it_would_rest(state: State, rest_s: float) -> None:
+    """While it rests what is left of that; else all of the rest that would begin now."""
+    breaker = in_state(state, BreakerRules(cool_down_s=5))
+    assert breaker.rest_s(2.0) == rest_s
+    assert breaker.rest_s(100.0) == (0 if state is O else rest_s)

@@ -120,6 +120,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
                 "provider": "compatible", "url": dead, "dialects": both, "concurrency": 9,
                 "breaker": {"failures": 1, "cool_down_s": 50, "cool_down_max_s": 50},
             },
+            "weak": {"concurrency": 50, "breaker": {**NEVER_OPENS, "cool_down_s": 600, "cool_down_max_s": 600}},
             "deaf": {"provider": "compatible", "url": dead, "dialects": ["openai"], "concurrency": 9},
         },
         routes=[
@@ -129,6 +130,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             {"models": ["owing"], "chain": ["owing"], "acknowledge_unowned": True},
             {"models": ["dead"], "chain": ["dead"], "acknowledge_unowned": True},
             {"models": ["deaf"], "chain": ["deaf"], "acknowledge_unowned": True},
+            {"models": ["weak"], "chain": ["weak"], "acknowledge_unowned": True},
+            {"models": ["weak-or-dead"], "chain": ["weak", "dead"], "acknowledge_unowned": True},
+            {"models": ["weak-or-owing"], "chain": ["weak", "owing"], "acknowledge_unowned": True},
         ],
         lanes=LANES,
     ) as stack, pressed(stack):  # fmt: skip
@@ -330,6 +334,28 @@ def test_a_quota_refusal_shows_the_limits_of_its_tenant(stack: Stack) -> None:
     assert now - 1 <= int(headers["x-ratelimit-reset-tokens"]) <= now + 2
     for plain in ("limit", "remaining", "reset"):  # the tighter of the two
         assert headers[f"x-ratelimit-{plain}"] == headers[f"x-ratelimit-{plain}-requests"]
+
+
+def test_an_exhausted_chain_tells_when_the_first_of_it_may_be_asked(stack: Stack) -> None:
+    """Once the one that failed has rested as it would now, or sooner: when another one's rest is over, or its bucket
+    holds enough.
+    """
+
+    def told(model: str) -> int:
+        answer = openai_raw(stack, Case("", 503, *BAD, body={"model": model}, headers={**P0, "x-fake-fault": "503"}))
+        assert answer.headers["x-tidegate-reason"] == "upstream_failed"
+        return int(answer.headers["retry-after"])
+
+    def rests_s() -> float:
+        return float(stack.state()["breakers"]["dead"].get("rests_s", 0))
+
+    assert told("weak") == 600
+    before = until(lambda: rests_s() > 20 and rests_s(), within_s=30)
+    while_it_rests = told("weak-or-dead")
+    assert rests_s() <= while_it_rests <= before + 1
+    bucket = stack.state()["counters"]["upstream/owing/*/total"]
+    computed = (16 + 10 - bucket["level"]) / bucket["per_second"]
+    assert computed - 3 < told("weak-or-owing") < computed + 3
 
 
 def test_a_wait_that_has_a_bucket_behind_it_is_computed_from_it(stack: Stack) -> None:
