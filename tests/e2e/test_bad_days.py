@@ -13,7 +13,9 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anthropic
@@ -318,7 +320,14 @@ def seen(stack: Stack, name: str) -> list[dict[str, Any]]:
 
 
 def ask(
-    stack: Stack, dialect: str, model: str, *, stream: bool, prompt: list[dict[str, str]] = PROMPT, **headers: str
+    stack: Stack,
+    dialect: str,
+    model: str,
+    *,
+    stream: bool,
+    prompt: list[dict[str, str]] = PROMPT,
+    patience_s: float = 30,
+    **headers: str,
 ) -> Got:
     """One request, as an SDK sends it, and however it ends."""
     began = time.monotonic()
@@ -328,15 +337,16 @@ def ask(
     options = {"model": model, "max_tokens": TOKENS, "messages": prompt, "extra_headers": named}
     library, talk = {"openai": (openai, _openai), "anthropic": (anthropic, _anthropic)}[dialect]
     with library.DefaultHttpxClient(event_hooks=hooks) as http:
+        sdk = {"api_key": "sk-client", "max_retries": 2, "timeout": patience_s, "http_client": http}
         try:
-            said = talk(stack, http, options, stream=stream)
+            said = talk(stack, sdk, options, stream=stream)
         except Exception as error:  # noqa: BLE001 - whatever it is goes into the table
             return Got(time.monotonic() - began, tries, error=error)
         return Got(time.monotonic() - began, tries, **said)
 
 
-def _openai(stack: Stack, http: Any, options: dict[str, Any], *, stream: bool) -> dict[str, Any]:
-    client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="sk-client", max_retries=2, timeout=30, http_client=http)
+def _openai(stack: Stack, sdk: dict[str, Any], options: dict[str, Any], *, stream: bool) -> dict[str, Any]:
+    client = openai.OpenAI(base_url=f"{stack.url}/v1", **sdk)
     raw = client.chat.completions.with_raw_response.create(**options, stream=stream)
     chunks = list(raw.parse()) if stream else [raw.parse()]
     choices = [choice for chunk in chunks for choice in chunk.choices]
@@ -344,8 +354,8 @@ def _openai(stack: Stack, http: Any, options: dict[str, Any], *, stream: bool) -
     return {"text": text, "finish": choices[-1].finish_reason, "model": chunks[0].model, "headers": raw.headers}
 
 
-def _anthropic(stack: Stack, http: Any, options: dict[str, Any], *, stream: bool) -> dict[str, Any]:
-    client = anthropic.Anthropic(base_url=stack.url, api_key="sk-client", max_retries=2, timeout=30, http_client=http)
+def _anthropic(stack: Stack, sdk: dict[str, Any], options: dict[str, Any], *, stream: bool) -> dict[str, Any]:
+    client = anthropic.Anthropic(base_url=stack.url, **sdk)
     raw = client.messages.with_raw_response.create(**options, stream=stream)
     if not stream:
         said = raw.parse()
@@ -355,6 +365,42 @@ def _anthropic(stack: Stack, http: Any, options: dict[str, Any], *, stream: bool
     text = "".join(event.delta.text for event in events if event.type == "content_block_delta")
     finish = next((event.delta.stop_reason for event in events if event.type == "message_delta"), None)
     return {"text": text, "finish": finish, "model": events[0].message.model, "headers": raw.headers}
+
+
+# Answers that take more than a minute. They are asked for first and waited for last, so that nobody waits for them.
+
+LONG_S = 62.0
+LONG = {"slow-first-token": "silent, and then all of it", "stall": "half of it, then silent, then the rest"}
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A stack that is set up as it comes, and whole answers on their way to patient clients."""
+
+    stack: Stack
+    answers: dict[tuple[str, str], Future[Got]]
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slow]:
+    """One answer of each kind in each dialect."""
+    limits = [{"tpm": 60_000_000, "rpm": 600_000}]
+    upstreams = {name: {"limits": limits, "fake": quick()} for name in ("primary", "backup")}
+    kinds = [(dialect, fault) for dialect in ("openai", "anthropic") for fault in LONG]
+    with running(tmp_path_factory.mktemp("slow"), upstreams=upstreams) as stack, ThreadPoolExecutor(len(kinds)) as pool:
+        headers = [(kind, {"x_fake_fault": f"{kind[1]};s={LONG_S};provider=primary"}) for kind in kinds]
+        asked = {
+            kind: pool.submit(partial(ask, stack, kind[0], "gpt-5", stream=False, patience_s=600, **fault))
+            for kind, fault in headers
+        }
+        yield Slow(stack, asked)
+
+
+def test_answers_of_more_than_a_minute_are_on_their_way(slow: Slow) -> None:
+    """Each was asked for once, at the primary."""
+    until(lambda: len(seen(slow.stack, "primary")) == len(slow.answers))
+    assert slow.stack.state()["flying"] == len(slow.answers)
+    assert not seen(slow.stack, "backup")
 
 
 # The table.
@@ -644,3 +690,27 @@ def lose(stack: Stack) -> None:
     """Let everybody fail once."""
     for name in PRICES:
         strike(stack, name, "503", 1, "kind")
+
+
+@pytest.mark.parametrize("fault", LONG)
+@pytest.mark.parametrize("dialect", ["openai", "anthropic"])
+def test_a_whole_answer_may_take_more_than_a_minute(slow: Slow, dialect: str, fault: str) -> None:
+    """Nothing cuts it short, nobody else is asked, and it says nothing against its upstream: only streams have a usual
+    time to their first token.
+    """
+    got = slow.answers[dialect, fault].result(timeout=2 * LONG_S)
+    assert got.error is None, got.error
+    assert (got.text, len(got.tries)) == (TEXT, 1)
+    assert LONG_S <= got.seconds < 1.5 * LONG_S
+    assert (got.headers["x-tidegate-upstream"], got.headers["x-tidegate-attempts"]) == ("primary", "1")
+    books_balance(slow.stack)
+    assert [len(seen(slow.stack, name)) for name in ("primary", "backup")] == [len(slow.answers), 0]
+    state = slow.stack.state()
+    breaker = state["breakers"]["primary"]
+    assert (breaker["state"], breaker["failures"], breaker["error_share"], "timed" in breaker) == (
+        "closed",
+        0,
+        0,
+        False,
+    )
+    assert not state["tally"]["alerts"]
