@@ -721,16 +721,32 @@ def test_an_error_that_no_sdk_would_see_is_worded_anew(stack: Stack, dialect: st
     until(lambda: failures(stack) == 2)
 
 
+@pytest.mark.parametrize("at", [0, 8, 15])
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
-def test_a_stalled_stream_is_ended(stack: Stack, dialect: str) -> None:
-    """Silence between tokens longer than `stall_s`: the connection breaks, long before the upstream would go on."""
+def test_a_stalled_stream_is_ended(stack: Stack, dialect: str, at: int) -> None:
+    """Silence between tokens longer than `stall_s`, after the first event or before the last word: the connection
+    breaks, long before the upstream would go on; nobody else is asked, and it counts once.
+    """
     sound(stack, dialect)
     began = time.monotonic()
     with pytest.raises(Exception, match=BROKEN):
-        ask(stack, dialect, "stall;s=30;provider=primary", stream=True)
+        ask(stack, dialect, f"stall;s=30;at={at};provider=primary", stream=True)
     assert STALL_S <= time.monotonic() - began < 10
     until(lambda: stack.record("primary")["in_flight"] == 0)
-    until(lambda: failures(stack) == 1)
+    books_balance(stack)
+    assert failures(stack) == 1
+    assert counts(stack, *CHAIN) == [2, 0, 0]
+
+
+def test_what_came_before_a_stall_has_gone_on(stack: Stack) -> None:
+    """As it was, and neither an error nor an end behind it: the connection breaks, so no client takes it for all."""
+    came: list[bytes] = []
+    fault = {"x-fake-fault": "stall;s=30;at=8;provider=primary"}
+    request = HTTP.stream("POST", stack.url + CHAT, json=chat(stream=True), headers=fault)
+    with pytest.raises(httpx.RemoteProtocolError), request as answer:
+        came.extend(answer.iter_bytes())
+    events = [json.loads(line.removeprefix("data: ")) for line in b"".join(came).decode().split("\n\n") if line]
+    assert "".join(one["choices"][0]["delta"]["content"] for one in events) == answer_text(0, 8)
 
 
 @pytest.mark.parametrize(("fault", "length"), [("truncated", 1), ("empty", 0)])
