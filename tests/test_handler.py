@@ -30,9 +30,11 @@ CONFIG = """
 upstreams:
   a: {provider: openai, limits: [{tpm: 6_000_000, rpm: 60_000}], concurrency: 1}
   b: {provider: openai, limits: [{tpm: 6_000_000, rpm: 60_000}], concurrency: 2}
+  c: {provider: openai, limits: [{tpm: 6_000_000, rpm: 60_000}], concurrency: 2, models: {c: own}}
 routes:
   - {models: [a], chain: [a], acknowledge_unowned: true}
   - {models: [b], chain: [b, a], acknowledge_unowned: true}
+  - {models: [c], chain: [a, c], acknowledge_unowned: true}
 tenants:
   default: {lanes: [P1], tpm: 5_000_000, rpm: 50_000, concurrency: 40, usd_per_day: 1000}
 lanes:
@@ -204,6 +206,36 @@ def test_a_request_is_told_when_it_goes_and_when_it_is_settled() -> None:
         assert len(first.departures) == len(second.departures) == 1
         await desk.settle_down()
         assert [event.client_gone for event in desk.observer.of(Settled)] == [False, False]
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("kind")
+def test_what_an_upstream_reports_teaches_how_its_own_model_counts() -> None:
+    """Once a few answers have said so; the model that it stands behind goes on counting as it did."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        text = "as many words as it takes to weigh more than the frame of a message " * 2
+        for n in range(6):
+            wire = desk.send(chat(f"{text}{n}", "c"), lasts_s=0.1)
+            wire.tail = WHOLE | {"in": 20}
+            await wire.task
+            await asyncio.sleep(1)
+        plain = desk.observer.of(Admitted)[0].request
+        assert plain.sizes == {}
+        busy = desk.send(chat("busy"), lasts_s=20.0)
+        for n in range(6):
+            wire = desk.send(chat(f"{text}{n} there", "c"), lasts_s=0.1)
+            wire.tail = WHOLE | {"in": 2 * plain.counted}
+            await wire.task
+            await asyncio.sleep(1)
+        found = [(event.request, event.order[0]) for event in desk.observer.of(Admitted)[7:]]
+        assert {name for _, name in found} == {"c"}
+        learned = found[-1][0]
+        assert learned.size.input < learned.counted < 1.9 * learned.counted < learned.size_at("c").input
+        assert not busy.aborts
+        await desk.settle_down()
 
     play(scenario)
 
