@@ -20,6 +20,7 @@ import platform
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -212,9 +213,11 @@ class Bench:
             worst = (max(phase.foreign for phase in last[case.name, variant]) for case in self.cases)
             words.append(f"{variant} {' '.join(f'{share:.0%}' for share in worst)}")
         self.console.print(f"round {number + 1}: CPU that others used at most, case by case: {'; '.join(words)}")
-        failed = sum(phase.shot.failed for phases in last.values() for phase in phases)
-        if failed:
-            self.console.print(f"[bold red]{failed} requests failed: these figures mean nothing[/]")
+        for (case, variant), phases in last.items():
+            failed = sum((phase.shot.failed for phase in phases), Counter[str]())
+            if failed:
+                told = ", ".join(f"{number} x {what}" for what, number in failed.items())
+                self.console.print(f"[bold red]{case}, {variant}: {told}: these figures mean nothing[/]")
         if any(phase.foreign > NOISE for phases in last.values() for phase in phases):
             self.console.print(
                 f"[yellow]  more than {NOISE:.0%} in some: those count only where there is nothing better[/]"

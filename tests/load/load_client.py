@@ -10,6 +10,7 @@ import asyncio
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -20,11 +21,11 @@ _END = b"0\r\n\r\n"
 
 @dataclass(slots=True)
 class Shot:
-    """What one measurement saw: seconds to the first byte of each answer, to its end, and answers that were no 200."""
+    """What one measurement saw: seconds to the first byte of each answer, to its end, and what was no whole 200."""
 
     first_s: list[float] = field(default_factory=list)
     total_s: list[float] = field(default_factory=list)
-    failed: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
     @property
@@ -50,7 +51,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         if not self.closed.done():
-            self._shot.failed += 1
+            self._shot.failed["closed"] += 1
             self.closed.set_result(None)
 
     def send(self) -> None:
@@ -83,7 +84,7 @@ class _Connection(asyncio.Protocol):
             return False
         self._first = time.perf_counter()
         if not self._tail.startswith(b"HTTP/1.1 200"):
-            self._shot.failed += 1
+            self._shot.failed[self._tail.partition(b"\r\n")[0].decode("latin-1")] += 1
         length = _LENGTH.search(self._tail, 0, head + 2)
         self._left = int(length[1]) - (len(self._tail) - head - 4) if length else -1
         self._tail = self._tail[-len(_END) :]
