@@ -55,11 +55,12 @@ Lines = tuple[tuple[Kind, Pacer], ...]
 
 @dataclass(slots=True)
 class _Trip:
-    """Where a request is now, of the upstreams it may go to; empty when it is nowhere."""
+    """Where a request is now, of the upstreams it may go to, and when it was sent there; empty when it is nowhere."""
 
     request: Request
     order: tuple[str, ...]
-    at: str
+    at: str = ""
+    sent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,8 @@ class Pacing:
             name = event.order[0]
             if len(self._trips) >= TRIPS:  # whose end was never told
                 self._over(self._trips.pop(next(iter(self._trips))), 0)
-            self._trips[event.request.ticket] = _Trip(event.request, event.order, name)
-            self._sent(name, event.request)
+            trip = self._trips[event.request.ticket] = _Trip(event.request, event.order)
+            self._send(trip, name)
         elif isinstance(event, Settled):
             self._settled(event)
         elif isinstance(event, AttemptFailed):
@@ -174,12 +175,12 @@ class Pacing:
 
     # What was sent.
 
-    def _sent(self, name: str, request: Request) -> None:
-        now, upfront, size = self._clock.time(), self._upfront(name), request.size_at(name)
-        for kind, pacer in self._priced(name, request):
-            amount = _amount(kind, size)
+    def _send(self, trip: _Trip, name: str) -> None:
+        trip.at, trip.sent = name, self._clock.time()
+        upfront, size = self._upfront(name), trip.request.size_at(name)
+        for kind, pacer in self._priced(name, trip.request):
             later = 0.0 if upfront else _written_later(kind, size)
-            pacer.sent(amount - later, later, now)
+            pacer.sent(_amount(kind, size) - later, later, trip.sent)
 
     def _settled(self, event: Settled) -> None:
         trip = self._trips.pop(event.request.ticket, None)
@@ -187,8 +188,7 @@ class Pacing:
             return
         if event.upstream and event.upstream != trip.at:  # that the one before it failed is reported later
             self._over(trip, 0)
-            trip.at = event.upstream
-            self._sent(trip.at, trip.request)
+            self._send(trip, event.upstream)
         known = event.usage.output if event.usage is not None else None
         served = trip.request.size.output if known is None else known
         self._over(trip, served if event.upstream else 0)
@@ -201,15 +201,16 @@ class Pacing:
         if event.status >= FIRST_ERROR:
             self._turned_away(trip)
         behind = trip.order[trip.order.index(trip.at) + 1 :]
-        trip.at = behind[0] if behind else ""
+        trip.at = ""
         if behind:
-            self._sent(trip.at, trip.request)
+            self._send(trip, behind[0])
 
     def _turned_away(self, trip: _Trip) -> None:
         now, upfront = self._clock.time(), self._upfront(trip.at)
         for kind, pacer in self._priced(trip.at, trip.request):
             size = trip.request.size_at(trip.at)
-            pacer.turned_away(_amount(kind, size) - (0.0 if upfront else _written_later(kind, size)), now)
+            first = _amount(kind, size) - (0.0 if upfront else _written_later(kind, size))
+            pacer.turned_away(first, trip.sent, now)
 
     def _over(self, trip: _Trip, output: int) -> None:
         if not trip.at or self._upfront(trip.at):

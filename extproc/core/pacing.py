@@ -183,7 +183,6 @@ class Pacer:
         self.brake = Brake()
         self.ramp = ramp
         self._counted, self._written, self._unwritten = Timeline(), Timeline(), 0.0
-        self._refused = Timeline()
         self._bound = rules.rate
         self._window_cap = inf
         self._set = (rules.rate, rules.capacity)
@@ -223,9 +222,9 @@ class Pacer:
         self._written.add(written, now)
         self._ceiling.change(later - written, now)
 
-    def turned_away(self, first: float, now: float) -> None:
-        """It was refused: the `first` that it was sent with was not counted."""
-        self._refused.add(first, now)
+    def turned_away(self, first: float, departed: float, now: float) -> None:
+        """One that departed at `departed` was refused: the `first` that it was sent with was not counted."""
+        self._counted.take_back(first, departed)
         self._ceiling.change(first, now)
 
     # What we hear.
@@ -393,7 +392,6 @@ class Pacer:
             since, had = news[0]
             ours = self._counted.since(since - MARGIN_S) - self._counted.since(told_at)
             ours += self._written.since(since) - self._written.since(told_at)
-            ours -= self._refused.since(since) - self._refused.since(told_at)
             drained = min(rate, (had - seen.remaining - ours) / (told_at - since) + rate)
         else:
             return False

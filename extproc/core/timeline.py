@@ -36,6 +36,12 @@ class Timeline:
         if len(self._times) > self._limit:
             del self._times[: self._limit // 2], self._sums[: self._limit // 2]
 
+    def take_back(self, amount: float, spent_at: float) -> None:
+        """Of what was spent at `spent_at`, that much was not. Costs as many steps as moments are kept since then."""
+        first = max(0, bisect_right(self._times, spent_at) - 1)
+        for later in range(first, len(self._sums)):
+            self._sums[later] -= amount
+
     def reaches(self, moment: float) -> bool:
         """Whether what was spent since `moment` is still known."""
         return moment >= self._times[0]

@@ -206,7 +206,7 @@ class World:
         if bucket is not None:
             bucket.change(first + later, self.now)
         self.pacer.over(0.0 if self.upfront else later, 0.0, self.now)
-        self.pacer.turned_away(first + later if self.upfront else first, self.now)
+        self.pacer.turned_away(first + later if self.upfront else first, departed, self.now)
         self._told(seen, departed, self.now - 0.03)
         chance = self.rng.random()
         self._apply(

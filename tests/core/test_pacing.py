@@ -228,6 +228,21 @@ def test_a_debt_has_an_end():
     assert desk.told(remaining=0.0, age=0.01, ago=0.5) == [Level(KEY, most=-950.0)]
 
 
+def test_what_was_refused_is_no_debt():
+    """A burst that the provider turned away costs nothing, however it is told, but for what it did count."""
+    desk = Desk()
+    for _ in range(9):
+        desk.spend(100.0)
+    departed = desk.now
+    desk.after(0.05)
+    for _ in range(8):
+        desk.bucket.change(100.0, desk.now)
+        desk.pacer.turned_away(100.0, departed, desk.now)
+    desk.after(1.0)
+    assert desk.told(remaining=1000.0, age=0.9, ago=1.1) == []
+    assert desk.level() == pytest.approx(850.0 + 95.0 * 1.05)
+
+
 def test_an_unknown_limit_still_tells_what_remains():
     """Some providers send nothing else."""
     desk = Desk()
@@ -551,7 +566,7 @@ CASES = {
     "others use some of less": ({"others": 150.0, "limit": 30_000.0}, 12),
     "charged by use": ({"upfront": False}, 1),
     "charged by use, with others": ({"upfront": False, "others": 300.0}, 4),
-    "long answers and others": ({"longest_s": 40.0, "others": 400.0}, 10),
+    "long answers and others": ({"longest_s": 40.0, "others": 400.0}, 12),
     "counted otherwise": ({"error": 0.3}, 8),
     "no headers": ({"told": False, "retry": False, "limit": 30_000.0}, 6),
     "no headers, but a word how long": ({"told": False, "limit": 30_000.0}, 6),

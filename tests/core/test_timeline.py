@@ -53,3 +53,28 @@ def test_a_clock_that_goes_back_stands_still():
     line.add(1.0, 10.0)
     line.add(2.0, 5.0)
     assert line.since(9.0) == 3.0
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(0, 100), st.booleans()), max_size=60), st.floats(0.0, 1.0))
+def test_what_was_taken_back_was_never_spent(steps, share):
+    """Whenever it is told, and whatever was spent since."""
+    line, kept, now, back = Timeline(), Timeline(), 0.0, []
+    for gap, amount, stays in steps:
+        now += gap
+        line.add(float(amount), now)
+        kept.add(float(amount) if stays else 0.0, now)
+        back += [] if stays else [(float(amount), now)]
+    for amount, spent_at in back:
+        line.take_back(amount, spent_at)
+    for moment in (now * share, -1.0, now + 1.0):
+        assert line.since(moment) == kept.since(moment)
+
+
+def test_taking_back_what_is_out_of_reach_changes_nothing():
+    """It is not told any more either."""
+    line = Timeline(limit=10)
+    for i in range(100):
+        line.add(1.0, float(i))
+    reach = next(t for t in range(100) if line.reaches(float(t)))
+    line.take_back(1.0, 3.0)
+    assert [line.since(float(moment)) for moment in range(reach, 100)] == [99 - moment for moment in range(reach, 100)]
