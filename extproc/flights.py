@@ -64,8 +64,8 @@ TIMED_OUT = "response_timeout"
 """Flag and details of a request that Envoy ended by itself: no record of an attempt tells of that."""
 REPLACED = f"tidegate_{Reason.EVICTED}"
 """Details of a request that was ended here while it ran, because its client had sent it again: that one is gone."""
-HOLLOW = frozenset({"empty", "short"})
-"""What is wrong with an answer that is complete."""
+HOLLOW = frozenset({"broken", "empty", "short"})
+"""What is wrong with an answer that has its end; its caller may have brought it about, by a grammar nothing fits."""
 MALFORMED = "malformed"
 """How the filter at the upstream calls an answer that is no JSON."""
 NOT_FOUND, FORBIDDEN = 404, 403

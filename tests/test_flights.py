@@ -1004,7 +1004,7 @@ def test_answers_to_large_prompts_that_are_none_keep_only_those_away() -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("bad", ["empty", "short"])
+@pytest.mark.parametrize("bad", ["broken", "empty", "short"])
 def test_small_calls_whose_answers_are_complete_but_empty_close_no_upstream(bad: str) -> None:
     """Their caller may have asked for just that; whether it is noticed at the upstream or at the end."""
 

@@ -822,6 +822,15 @@ def test_a_tool_call_is_an_answer(stack: Stack, vendors: dict[str, Upstream]) ->
         assert (got.content, got.headers["x-tidegate-upstream"]) == (body, "azure")
 
 
+def test_an_answer_that_says_it_was_broken_off_goes_on(stack: Stack, vendors: dict[str, Upstream]) -> None:
+    """Half an answer whose finish is no finish: the next upstream is asked."""
+    choice = {"message": {"role": "assistant", "content": "half of"}, "finish_reason": "error"}
+    vendors["azure"].answers.append((200, {}, json.dumps({"choices": [choice]}).encode()))
+    got = HTTP.post(stack.url + CHAT, json={**chat(), "model": "vendors-0"})
+    assert (got.status_code, got.headers["x-tidegate-attempts"]) == (200, "2")
+    assert "half of" not in got.text
+
+
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
 def test_a_missing_done_is_no_error(stack: Stack, dialect: str) -> None:
     """A stream that has its finish reason but not its last event is complete; no error is appended."""

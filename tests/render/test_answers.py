@@ -105,6 +105,17 @@ def test_an_answer_may_stop_before_its_first_word(here: Attempt, answer: Data, b
     assert (last.status, last.notes.get("bad"), last.notes["done"]) == (200, bad, "1")
 
 
+@pytest.mark.parametrize("finish", ["error", "abort", "insufficient_system_resource", "network_error"])
+def test_an_answer_that_says_it_was_broken_off_is_asked_for_elsewhere(here: Attempt, finish: str) -> None:
+    """However much of it there is; the last one's is passed on with its own word for it."""
+    for answer in (chat(finish, content="half"), chat(finish, content="")):
+        body = json.dumps(answer).encode()
+        for stops in (False, True):
+            moved, last = here.run(body, then=["wide"], stops=stops), here.run(body, stops=stops)
+            assert (moved.status, moved.error) == (503, ("malformed", "broken"))
+            assert (last.status, last.notes["bad"], last.notes["finish"]) == (200, "broken", finish)
+
+
 @pytest.mark.parametrize("answer", GOOD)
 def test_what_only_looks_empty_is_an_answer(here: Attempt, answer: Data) -> None:
     """Whatever its spacing."""

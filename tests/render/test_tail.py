@@ -248,6 +248,13 @@ def test_a_stream_may_stop_before_its_first_word(tail: Tail, chunks: list[bytes]
     assert tail.run(asked).notes["bad"] == "empty"
 
 
+def test_a_stream_that_says_it_was_broken_off_is_noted(tail: Tail) -> None:
+    for finish in ("error", "abort", "insufficient_system_resource"):
+        ran = tail.run(text(WORD, chat(finish_reason=finish), DONE))
+        assert (ran.notes["bad"], ran.notes["finish"]) == ("broken", finish)
+    assert "bad" not in tail.run(text(WORD, chat(finish_reason="eos"), DONE)).notes
+
+
 TOOL = [{"index": 0, "function": {"name": "f", "arguments": ""}}]
 SAYING = [
     [chat(delta={"content": "a"}), STOP],

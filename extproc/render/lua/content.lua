@@ -1,10 +1,13 @@
--- Whether an answer holds anything for its reader, and whether it stopped long before it had to: noted as `bad`.
+-- Whether an answer holds anything for its reader, and whether it stopped long before it had to, or says that it broke
+-- off: noted as `bad`.
 --
 -- A refusal, a tool call, reasoning or an image is as good as text. Where the shape is not known, or a filter stopped
 -- the model, nothing is concluded: an answer that is wrongly called empty would be paid for twice.
 
 -- Reasons to stop after which something should have been said; a filter's is none of them.
 local STOPS = { stop = true, end_turn = true, completed = true }
+-- Words of engines and providers for an answer that they broke off.
+local BROKEN = { abort = true, error = true, insufficient_system_resource = true, network_error = true }
 local CAPPED = { length = true, max_tokens = true, max_output_tokens = true }
 -- Upstreams quietly lower a cap to what the model can write, and that is never less than this many tokens.
 local SMALLEST_CAP = 4096
@@ -69,10 +72,11 @@ local function event_says(s, at)
   return find(kind, "^response%.") ~= nil and filled(s, at.delta)
 end
 
--- What is wrong with an answer that is complete and reports no error: "empty", "short", or nil. `asked`: what the caller
+-- What is wrong with an answer that has its end and reports no error: "broken", "empty", "short", or nil. `asked`: what the caller
 -- named, if anything: `cap` output tokens at most, and `stops`, words at which the answer ends. Those may be the first
 -- that the model would say; but then it says that it stopped.
 local function fault_of(notes, says, asked)
+  if BROKEN[notes.finish] then return "broken" end
   local silent = not says and (notes.reasoning or 0) == 0
   if silent and (not notes.finish or (STOPS[notes.finish] and not asked.stops)) then return "empty" end
   local out, cap = notes.out, asked.cap

@@ -8,7 +8,7 @@
 --   cut      "1" where a stream ended early without a word, and an error event was appended to it
 --   events   how many events of a stream went by; written in steps of an eighth, and at the end
 --   bad      a failure that looks like success: "json" (an event or an answer that is none), "empty" (complete, and
---            nothing in it), "short" (ended by a cap that it is far from)
+--            nothing in it), "short" (ended by a cap that it is far from), "broken" (it says so, as its finish)
 
 local NUMBERS = {
   { "in", "prompt_tokens" },
