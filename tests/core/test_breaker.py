@@ -488,6 +488,18 @@ def test_slow_decay_cannot_teach_it_that_slow_is_normal() -> None:
         assert seconds < 12.0
 
 
+@pytest.mark.parametrize("answers", [2, 10, 40])
+def test_a_decay_that_begins_before_what_is_usual_has_settled_opens_it(answers: int) -> None:
+    """After the first twenty answers, with a tenth more after every few."""
+    breaker, seconds = Breaker(), 2.0
+    assert not any(timed(breaker, seconds, float(n)) for n in range(20))
+    number = 20
+    while not timed(breaker, seconds, float(number)):
+        number += 1
+        seconds = 2.0 * 1.1 ** ((number - 20) / answers)
+        assert seconds < 8.0
+
+
 def test_what_is_usual_follows_what_is_faster_at_once_and_what_is_slower_slowly() -> None:
     """It sinks as it is seen, and rises by no more than a tenth in an hour."""
     breaker, now = healthy()
