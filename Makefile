@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check format bench bench-dispatch schedules protos dropin clean
+.PHONY: help up test check format bench bench-dispatch schedules protos dropin k8s clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -52,6 +52,10 @@ protos: $(STAMP) ## generate extproc/wire/pb from protos/
 
 dropin: $(STAMP) ## write envoy/dropin.yaml from the default settings
 	TIDEGATE_PORT=10000 $(BIN)/python -c "from pathlib import Path; from extproc.render.envoy import bootstrap, to_yaml; from extproc.settings import load; Path('envoy/dropin.yaml').write_text(to_yaml(bootstrap(load(None, {}))))"
+
+k8s: $(STAMP) ## write k8s/ from the default settings
+	rm -rf k8s
+	env -i $(BIN)/tidegate k8s --config extproc/default.yaml --write k8s
 
 clean: ## remove everything that was installed or generated here
 	rm -rf $(VENV) run .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info .coverage

@@ -58,6 +58,7 @@ def advice(settings: Settings) -> Iterator[str]:
     yield from _prices(settings)
     yield from _bounds(settings)
     yield from _first_tokens(settings)
+    yield from settings.division.notes()
     if not settings.service.state_file:
         yield "note: service.state_file: not set, buckets start empty after a restart"
 

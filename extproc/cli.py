@@ -27,13 +27,14 @@ Config = Annotated[
 
 def main() -> None:
     """Run the command line; a known mistake is a message, not a traceback."""
+    from extproc.lifecycle import NotReadyError  # noqa: PLC0415
     from extproc.render.envoy import RenderError  # noqa: PLC0415
     from extproc.sim.plan import MixError  # noqa: PLC0415
     from extproc.stack import StackError  # noqa: PLC0415
 
     try:
         app()
-    except (SettingsError, StackError, RenderError, MixError) as error:
+    except (SettingsError, StackError, RenderError, MixError, NotReadyError) as error:
         print(error, file=sys.stderr)  # noqa: T201
         sys.exit(2)
 
@@ -89,6 +90,59 @@ def render(
     if write_secrets:
         envoy.write_secrets(settings)
     typer.echo(envoy.to_yaml(envoy.bootstrap(settings)), nl=False)
+
+
+@app.command()
+def k8s(
+    config: Config = None,
+    *,
+    sidecar: Annotated[bool, typer.Option(help="What an application's pod needs, instead of a gateway.")] = False,
+    write: Annotated[Path | None, typer.Option(help="Write a kustomize tree into this folder instead.")] = None,
+) -> None:
+    """Print the Kubernetes objects that belong to the config: Envoy and Tidegate in one pod, and what is around it."""
+    from extproc.render import k8s  # noqa: PLC0415
+    from extproc.stack import fake_arguments  # noqa: PLC0415
+
+    settings = _settings(config)
+    fakes = {
+        name: fake_arguments(name, upstream)
+        for name, upstream in settings.upstreams.items()
+        if upstream.provider == "fake" and upstream.host in ("127.0.0.1", "localhost")
+    }
+    if write is None:
+        beside = k8s.sidecar(settings, fakes) if sidecar else None
+        documents = [beside.config, beside.patch] if beside else k8s.objects(settings, fakes)
+        typer.echo(k8s.to_yaml(documents, settings), nl=False)
+        return
+    for path, text in k8s.files(settings, fakes).items():
+        file = write / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
+
+
+@app.command()
+def ready(
+    config: Config = None, *, envoy: Annotated[bool, typer.Option(help="Ask Envoy rather than Tidegate.")] = False
+) -> None:
+    """Succeed when Tidegate's health service, or Envoy, answers: a probe for orchestrators that run commands."""
+    from extproc.lifecycle import envoy_ready, service_ready  # noqa: PLC0415
+
+    (envoy_ready if envoy else service_ready)(_settings(config))
+
+
+@app.command()
+def drain(
+    config: Config = None,
+    *,
+    settle_s: Annotated[float, typer.Option(min=0, help="How long new callers may still come.")] = 5.0,
+) -> None:
+    """Take Envoy out of use and wait until nobody is being answered any more: a hook to run before it is ended."""
+    from extproc.lifecycle import drain as drain_envoy  # noqa: PLC0415
+
+    settings = _settings(config)
+    if not drain_envoy(settings, settle_s):
+        typer.echo(f"not everybody was done after gateway.drain_s ({settings.gateway.drain_s:g} s)", err=True)
+        raise typer.Exit(1)
 
 
 @app.command("fake-provider")
@@ -218,7 +272,7 @@ def simulate(
         load_scenario(scenario), faults=fault or (), bursts=burst or (), lanes=lanes, tenants=tenants, slo_s=slo
     )
     options = Options(
-        settings=_settings(config),
+        settings=_settings(config).alone(),
         scenario=assumed,
         trace=trace,
         requests=requests,

@@ -28,7 +28,7 @@ import yaml
 from extproc.render.envoy import RenderError, bootstrap, to_yaml, write_secrets
 from extproc.settings import Settings, UpstreamSettings
 
-__all__ = ["Stack", "StackError", "envoy_binary", "free_ports"]
+__all__ = ["Stack", "StackError", "envoy_binary", "fake_arguments", "free_ports"]
 
 START_S = 30.0
 STOP_S = 5.0
@@ -91,7 +91,7 @@ class Stack:
     def start_fake(self, name: str) -> None:
         """Start one fake provider and wait until it answers."""
         upstream = self.fakes[name]
-        self._spawn(name, [*_tidegate(), "fake-provider", *_fake_arguments(name, upstream)])
+        self._spawn(name, [*_tidegate(), "fake-provider", *fake_arguments(name, upstream)])
         self._wait(name, f"http://{upstream.host}:{upstream.port}/health")
 
     def start_service(self) -> None:
@@ -224,7 +224,8 @@ def _tidegate() -> list[str]:
     return [sys.executable, "-m", "extproc"]
 
 
-def _fake_arguments(name: str, upstream: UpstreamSettings) -> list[str]:
+def fake_arguments(name: str, upstream: UpstreamSettings) -> list[str]:
+    """What `tidegate fake-provider` is told to play the upstream `name`."""
     from extproc.settings import FakeBehaviour  # noqa: PLC0415 - only needed where there are fakes
 
     behaviour = upstream.fake or FakeBehaviour()

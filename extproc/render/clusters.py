@@ -102,6 +102,7 @@ def _service(where: str) -> Data:
         "name": SERVICE_CLUSTER,
         "connect_timeout": "1s",
         **_service_address(where),
+        "lb_policy": "LEAST_REQUEST",
         "circuit_breakers": _breakers(),
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "health_checks": [

@@ -9,7 +9,7 @@ One request: `listener` (headers that only Envoy may set are removed) -> `filter
 attempt) -> back through `lua/upstream.lua` and `lua/tail.lua`, which note what the answer said, to `access_log`.
 
 Data, not types: Envoy is the authority on its own configuration, and every rendered one is put before it in the tests.
-Deliberately not here: Kubernetes objects, and profiles for older Envoys; this one was run on 1.40.
+Deliberately not here: Kubernetes objects (see `k8s`), and profiles for older Envoys; this one was run on 1.40.
 """
 
 from __future__ import annotations

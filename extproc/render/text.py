@@ -8,7 +8,7 @@ import yaml
 
 from extproc.render.shape import Data
 
-__all__ = ["to_yaml"]
+__all__ = ["plain", "to_yaml"]
 
 _WIDTH = 120
 _INLINE = 96
@@ -51,4 +51,9 @@ _Dumper.add_representer(list, _sequence)
 
 def to_yaml(bootstrap: Data) -> str:
     """`bootstrap` as YAML; equal data gives equal text."""
-    return _HEADER + yaml.dump(bootstrap, Dumper=_Dumper, sort_keys=False, width=_WIDTH, allow_unicode=True)
+    return _HEADER + plain(bootstrap)
+
+
+def plain(data: Data) -> str:
+    """Any data as YAML; equal data gives equal text."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=_WIDTH, allow_unicode=True)

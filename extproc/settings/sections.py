@@ -116,6 +116,8 @@ class GatewaySettings(Section):
     """Longest silence on one request, waiting included."""
     secrets_dir: str | None = None
     """Folder of the files by which Envoy follows keys that are replaced; without it a key is read at Envoy's start."""
+    drain_s: Seconds = 600.0
+    """How long `tidegate drain` lets running answers come to their end before Envoy ends, as a pod's does."""
 
 
 class ServiceSettings(Section):
@@ -125,6 +127,8 @@ class ServiceSettings(Section):
     """host:port, or unix:/path/of/socket, where Envoy reaches ext_proc, access log and health."""
     console: HostPort = "127.0.0.1:10004"
     """host:port of the state page; keep it private."""
+    replicas: Count = 1
+    """How many Tidegates serve the same upstreams side by side; each has this part of every limit."""
     drain_s: Seconds = 30.0
     watchdog_s: Seconds = 5.0
     state_file: str | None = None

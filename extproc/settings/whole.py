@@ -9,6 +9,7 @@ from pydantic import Field
 
 from extproc.core import policy as core
 from extproc.core.refusal import RULES, Reason
+from extproc.settings.replicas import Division, divided
 from extproc.settings.sections import (
     FloodSettings,
     GatewaySettings,
@@ -101,7 +102,19 @@ class Settings(Section):
         return self.timeouts.first_token_s if route.first_token_s is None else route.first_token_s
 
     def policy(self) -> core.Policy:
-        """The rules as the core reads them."""
+        """The rules as the core reads them, of one replica."""
+        return divided(self._policy(), self.service.replicas)
+
+    @property
+    def division(self) -> Division:
+        """What replicas divide."""
+        return Division(self.service.replicas, self.upstreams, self.tenants, self.sessions)
+
+    def alone(self) -> Settings:
+        """The same with one replica, which has the whole of every limit."""
+        return self.model_copy(update={"service": self.service.model_copy(update={"replicas": 1})})
+
+    def _policy(self) -> core.Policy:
         names = tuple(self.lanes)
         return core.Policy(
             upstreams={name: upstream.rules(name) for name, upstream in self.upstreams.items()},
@@ -132,6 +145,7 @@ class Settings(Section):
         yield from self._turn_problems()
         yield from self._wait_problems()
         yield from self._first_token_problems()
+        yield from self.division.problems()
         if self.other_endpoints and self.other_endpoints not in self.upstreams:
             yield f"other_endpoints: unknown upstream {self.other_endpoints!r}"
         elif self.other_endpoints and not _limits_requests(self.upstreams[self.other_endpoints]):

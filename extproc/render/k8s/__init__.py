@@ -1,0 +1,21 @@
+"""Kubernetes objects, rendered from Settings.
+
+    objects(settings, fakes) -> [dict]      a gateway of its own: what `tidegate k8s` prints
+    sidecar(settings, fakes) -> Sidecar     the same beside an application's container, as a patch of its Deployment
+    files(settings, fakes) -> {path: text}  both as a kustomize tree: base, overlays/standalone, overlays/sidecar
+    to_yaml(objects) -> str                 documents as `kubectl apply` takes them
+
+Envoy and Tidegate are always in one pod. Tidegate is a native sidecar (an init container that goes on): it is up before
+Envoy starts, and is ended only when Envoy has ended, so that no request meets an Envoy without it. `placed` says where
+things are in a pod, `pod` makes containers, `objects` what is around them, `tree` the files.
+
+Deliberately not here: objects of a mesh, which has Envoys of its own; a ServiceMonitor, as there is nothing yet that
+Prometheus could read; and keys, which are a Secret that nobody renders.
+"""
+
+from extproc.render.k8s.objects import objects
+from extproc.render.k8s.placed import needed_files
+from extproc.render.k8s.pod import Sidecar, sidecar
+from extproc.render.k8s.tree import files, to_yaml
+
+__all__ = ["Sidecar", "files", "needed_files", "objects", "sidecar", "to_yaml"]

@@ -1,0 +1,124 @@
+"""Where things are in a pod: the settings as both containers read them there, and the ConfigMap that carries them.
+
+Files that the settings name (keys, certificates, key sets) are entries of one Secret, named after whose they are. What
+stands in the ConfigMap holds no secret: it only says where the keys are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Mapping
+from typing import Any
+
+from extproc.render.envoy import RenderError, bootstrap, to_yaml
+from extproc.render.shape import Data
+from extproc.render.text import plain
+from extproc.render.upstream import secret_files
+from extproc.settings import Settings, UpstreamSettings
+
+__all__ = [
+    "CONFIG_DIR", "NAME", "SECRET", "SECRETS_DIR", "STATE_DIR",
+    "checksum", "config_items", "config_map", "needed_files", "placed",
+]  # fmt: skip
+
+NAME = "tidegate"
+SECRET = "tidegate-files"  # noqa: S105 - the name of an object
+CONFIG_DIR = "/etc/tidegate/config"
+SECRETS_DIR = "/etc/tidegate/files"
+STATE_DIR = "/var/lib/tidegate"
+_SDS = "sds"
+_MOST = 1_000_000
+"""Bytes; Kubernetes takes 1 MiB of data, names and all."""
+
+
+def placed(settings: Settings, *, sidecar: bool) -> Settings:
+    """The settings as they are in a pod. A gateway of its own listens to the pod's network, a sidecar to its pod.
+
+    RenderError where an address has no meaning in a pod.
+    """
+    gateway, service = settings.gateway, settings.service
+    if service.address.startswith("unix:"):
+        raise RenderError("service.address: in a pod it must be host:port; Kubernetes asks its health service by TCP")
+    keys = any(upstream.key_file for upstream in settings.upstreams.values())
+    public = "0.0.0.0" if _is_loopback(gateway.address) and not sidecar else gateway.address
+    moved: dict[str, Any] = {
+        "gateway": gateway.model_copy(
+            update={"address": public, "secrets_dir": f"{CONFIG_DIR}/{_SDS}" if keys else None}
+        ),
+        "service": service.model_copy(update={"address": _at_home(service.address), "state_file": _STATE_FILE}),
+        "upstreams": {name: _upstream(name, upstream) for name, upstream in settings.upstreams.items()},
+    }
+    if settings.identity.jwt:
+        jwt = settings.identity.jwt.model_copy(update={"jwks_file": f"{SECRETS_DIR}/{_JWKS}"})
+        moved["identity"] = settings.identity.model_copy(update={"jwt": jwt})
+    return settings.model_copy(update=moved)
+
+
+_STATE_FILE = f"{STATE_DIR}/levels.json"
+_JWKS = "jwks.json"
+
+
+def needed_files(settings: Settings) -> dict[str, str]:
+    """Entries that the Secret must have -> the file that the settings name."""
+    found: dict[str, str] = {}
+    for name, upstream in settings.upstreams.items():
+        found |= {f"{name}.key": upstream.key_file} if upstream.key_file else {}
+        found |= {f"{name}.ca": upstream.ca_file} if upstream.ca_file else {}
+    if settings.identity.jwt:
+        found[_JWKS] = settings.identity.jwt.jwks_file
+    return found
+
+
+def config_map(settings: Settings, name: str = NAME) -> Data:
+    """The ConfigMap of settings that are `placed`. RenderError when it is larger than Kubernetes takes."""
+    data = {
+        "tidegate.yaml": plain(settings.model_dump(mode="json", exclude_unset=True)),
+        "envoy.yaml": to_yaml(bootstrap(settings)),
+        **{f"{_SDS}-{file}": text for file, text in secret_files(settings).items()},
+    }
+    size = sum(len(key) + len(text.encode()) for key, text in data.items())
+    if size > _MOST:
+        raise RenderError(
+            f"the configuration has {size:,} bytes, more than a ConfigMap may hold; have fewer upstreams in one gateway"
+        )
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+def config_items(config: Data) -> list[Data]:
+    """Under which path each entry is mounted."""
+    sds = f"{_SDS}-"
+    return [
+        {"key": key, "path": f"{_SDS}/{key.removeprefix(sds)}" if key.startswith(sds) else key}
+        for key in config["data"]
+    ]
+
+
+def checksum(data: Mapping[str, str]) -> str:
+    """Another one for other data: as an annotation of a pod it rolls the pods."""
+    told = hashlib.sha256()
+    for key, text in sorted(data.items()):
+        told.update(f"{len(key)}:{key}{len(text)}:{text}".encode())
+    return told.hexdigest()
+
+
+def _upstream(name: str, upstream: UpstreamSettings) -> UpstreamSettings:
+    """Only what is set is changed, so that the file stays as short as it was."""
+    moved = {
+        key: f"{SECRETS_DIR}/{name}.{entry}"
+        for key, entry in (("key_file", "key"), ("ca_file", "ca"))
+        if getattr(upstream, key)
+    }
+    return upstream.model_copy(update=moved) if moved else upstream
+
+
+def _at_home(address: str) -> str:
+    """Where Envoy reaches Tidegate, whatever Tidegate listens to: they share the pod's loopback."""
+    return f"127.0.0.1:{address.rpartition(':')[2]}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,217 @@
+"""The containers of a pod, and how one starts and ends.
+
+Start: Tidegate, then Envoy, then (as a sidecar) the application, each when the one before answers. End: Kubernetes runs
+Envoy's hook, which lets answers come to their end (`tidegate drain`), then ends Envoy, and Tidegate last, which has
+heard of every outcome by then. A sidecar needs no hook: it is ended when its application, the only caller, has ended.
+
+Whether Tidegate answers decides where its pod gets requests only if there are other replicas. A single one stays in its
+Service while Tidegate starts anew, because Envoy's clean refusal with a time to retry says more than no connection.
+
+Everything is done from one image, which holds Envoy, too: its hook needs a program to run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from extproc.render.k8s.placed import (
+    CONFIG_DIR,
+    NAME,
+    SECRET,
+    SECRETS_DIR,
+    STATE_DIR,
+    checksum,
+    config_items,
+    config_map,
+    needed_files,
+    placed,
+)
+from extproc.render.shape import Data
+from extproc.settings import Settings
+
+__all__ = ["CHECKSUM", "GRPC", "HTTP", "IMAGE", "LABELS", "USER", "Fakes", "Sidecar", "pod_template", "sidecar"]
+
+Fakes = Mapping[str, Sequence[str]]
+"""Arguments of the fake providers that run in the pod, by upstream."""
+
+IMAGE = f"{NAME}:{version('tidegate')}"
+LABELS = {"app.kubernetes.io/name": NAME}
+CHECKSUM = "checksum/config"
+USER = 65532
+HTTP, GRPC = "http", "grpc"
+"""Names of ports."""
+SIDECAR_CONFIG = f"{NAME}-sidecar"
+
+_MARGIN_S = 10
+"""What ends need besides waiting: hooks start, records arrive, levels are written."""
+_WORKERS = 2
+_MIB = 1024 * 1024
+_CONFIG = ["--config", f"{CONFIG_DIR}/tidegate.yaml"]
+_MOUNTS = {"config": CONFIG_DIR, "files": SECRETS_DIR, "state": STATE_DIR}
+_VOLUME = "tidegate-{}"
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """What an application's pod needs: the ConfigMap, and a strategic merge patch of its Deployment."""
+
+    config: Data
+    patch: Data
+
+
+def sidecar(settings: Settings, fakes: Fakes | None = None) -> Sidecar:
+    """Tidegate and Envoy beside an application, which calls `http://127.0.0.1:PORT`. Nothing else can reach them."""
+    there = placed(settings, sidecar=True)
+    config = config_map(there, SIDECAR_CONFIG)
+    ready = {"failureThreshold": 60, "periodSeconds": 2, "timeoutSeconds": 10}
+    service = {**_service(there), "startupProbe": {"exec": {"command": ["tidegate", "ready", *_CONFIG]}, **ready}}
+    envoy = {
+        **_envoy(there),
+        "restartPolicy": "Always",
+        "startupProbe": {"exec": {"command": ["tidegate", "ready", "--envoy", *_CONFIG]}, **ready},
+    }
+    template = {
+        "metadata": {"annotations": {CHECKSUM: checksum(config["data"])}},
+        "spec": {
+            "initContainers": [*_fakes(fakes or {}), service, envoy],
+            "volumes": _volumes(settings, config),
+        },
+    }
+    patch = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "any"}, "spec": {"template": template}}
+    return Sidecar(config, patch)
+
+
+def pod_template(settings: Settings, config: Data, fakes: Fakes) -> Data:
+    """The pod of a gateway of its own, of settings that are `placed`; config: its ConfigMap."""
+    return {
+        "metadata": {"labels": LABELS, "annotations": {CHECKSUM: checksum(config["data"])}},
+        "spec": {
+            "serviceAccountName": NAME,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": _grace_s(settings),
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": USER,
+                "runAsGroup": USER,
+                "fsGroup": USER,
+            },
+            "initContainers": [*_fakes(fakes), _probed_service(settings)],
+            "containers": [_probed_envoy(settings)],
+            "volumes": _volumes(settings, config),
+        },
+    }
+
+
+def _grace_s(settings: Settings) -> int:
+    """Envoy's drain, then Tidegate's, which finds nothing left to wait for unless Envoy's was too short."""
+    return math.ceil(settings.gateway.drain_s + settings.service.drain_s) + _MARGIN_S
+
+
+def _probed_service(settings: Settings) -> Data:
+    """Tidegate, asked by Kubernetes itself, which comes by the pod's address: it listens there, too."""
+    port = _port(settings.service.address)
+    asked = {"grpc": {"port": port}, "timeoutSeconds": 3}
+    alone = settings.service.replicas == 1
+    container = _service(settings)
+    return {
+        **container,
+        "env": [*container["env"], {"name": "TIDEGATE__SERVICE__ADDRESS", "value": f"0.0.0.0:{port}"}],
+        "ports": [{"name": GRPC, "containerPort": port}],
+        "startupProbe": {**asked, "periodSeconds": 1, "failureThreshold": 120},
+        "livenessProbe": {**asked, "periodSeconds": 5, "failureThreshold": 6},
+        **({} if alone else {"readinessProbe": {**asked, "periodSeconds": 2, "failureThreshold": 2}}),
+    }
+
+
+def _probed_envoy(settings: Settings) -> Data:
+    """Envoy, which opens its port when it is ready. Its hook is run before it is told to end."""
+    asked = {"tcpSocket": {"port": settings.gateway.port}, "timeoutSeconds": 3}
+    return {
+        **_envoy(settings),
+        "ports": [{"name": HTTP, "containerPort": settings.gateway.port}],
+        "startupProbe": {**asked, "periodSeconds": 1, "failureThreshold": 60},
+        "readinessProbe": {**asked, "periodSeconds": 2, "failureThreshold": 2},
+        "lifecycle": {"preStop": {"exec": {"command": ["tidegate", "drain", *_CONFIG]}}},
+    }
+
+
+def _service(settings: Settings) -> Data:
+    memory = 1024 + math.ceil(settings.queue.max_bytes / _MIB)
+    return {
+        **_container(settings, "tidegate", ["tidegate", "serve", *_CONFIG], memory),
+        "restartPolicy": "Always",
+        "volumeMounts": [*_mounts("config", read_only=True), *_mounts("state", read_only=False)],
+    }
+
+
+def _envoy(settings: Settings) -> Data:
+    command = ["envoy", "-c", f"{CONFIG_DIR}/envoy.yaml", "--disable-hot-restart", "--log-level", "warning"]
+    command += ["--concurrency", str(settings.gateway.workers or _WORKERS)]
+    secret = _mounts("files", read_only=True) if needed_files(settings) else []
+    return {
+        **_container(settings, "envoy", command, 1024 + math.ceil(settings.queue.max_bytes / _MIB)),
+        "volumeMounts": [*_mounts("config", read_only=True), *secret],
+    }
+
+
+def _container(settings: Settings, name: str, command: list[str], memory: int) -> Data:
+    """memory: most MiB. TIDEGATE_PORT is ours, though Kubernetes writes one for a Service that is called tidegate."""
+    return {
+        "name": name,
+        "image": IMAGE,
+        "command": command,
+        "env": [{"name": "TIDEGATE_PORT", "value": str(settings.gateway.port)}],
+        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": f"{memory}Mi"}},
+        "securityContext": _locked(),
+    }
+
+
+def _fakes(fakes: Fakes) -> list[Data]:
+    """The demo's providers, so that it can be tried."""
+    return [
+        {
+            "name": f"fake-{re.sub(r'[^a-z0-9]+', '-', name.lower())[:50].strip('-')}",
+            "image": IMAGE,
+            "restartPolicy": "Always",
+            "command": ["tidegate", "fake-provider", *arguments],
+            "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
+            "securityContext": _locked(),
+        }
+        for name, arguments in fakes.items()
+    ]
+
+
+def _locked() -> Data:
+    """Also in a pod that is not ours."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _mounts(what: str, *, read_only: bool) -> list[Data]:
+    path = _MOUNTS[what]
+    return [{"name": _VOLUME.format(what), "mountPath": path, **({"readOnly": True} if read_only else {})}]
+
+
+def _volumes(settings: Settings, config: Data) -> list[Data]:
+    named = {"name": config["metadata"]["name"], "items": config_items(config)}
+    files = sorted(needed_files(settings))
+    return [
+        {"name": _VOLUME.format("config"), "configMap": named},
+        *([{"name": _VOLUME.format("files"), "secret": {"secretName": SECRET}}] if files else []),
+        {"name": _VOLUME.format("state"), "emptyDir": {"sizeLimit": "64Mi"}},
+    ]
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])

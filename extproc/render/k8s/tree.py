@@ -1,0 +1,70 @@
+"""The objects as files: a base, and overlays that `kubectl kustomize` builds and `kubectl apply -k` applies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from extproc.render.k8s.objects import NAMESPACE, namespace, objects, replica_guard
+from extproc.render.k8s.placed import NAME, SECRET, needed_files
+from extproc.render.k8s.pod import IMAGE, Fakes, sidecar
+from extproc.render.shape import Data
+from extproc.render.text import plain
+from extproc.settings import Settings
+
+__all__ = ["SIDECAR_LABEL", "files", "to_yaml"]
+
+SIDECAR_LABEL = "tidegate/sidecar=true"
+"""Which Deployments get the sidecar."""
+
+_HEADER = "# Rendered by Tidegate from its settings; change those, not this file.\n"
+_KUSTOMIZE = "kustomize.config.k8s.io"
+
+
+def to_yaml(documents: Sequence[Data], settings: Settings) -> str:
+    """All objects in one stream; it begins with how to make the Secret that it counts on."""
+    return _HEADER + secret_hint(settings) + "---\n".join(plain(each) for each in documents)
+
+
+def secret_hint(settings: Settings) -> str:
+    """The command that makes the Secret, as a comment; empty where no file is needed."""
+    needed = needed_files(settings)
+    if not needed:
+        return ""
+    sources = "".join(f" \\\n#     --from-file={entry}={file}" for entry, file in sorted(needed.items()))
+    return f"# Needs a Secret:\n#   kubectl create secret generic {SECRET}{sources}\n"
+
+
+def files(settings: Settings, fakes: Fakes | None = None) -> dict[str, str]:
+    """Path below the folder -> text."""
+    base = {f"{each['kind'].lower()}.yaml": [each] for each in objects(settings, fakes) if each["kind"] != "Service"}
+    base["service.yaml"] = [each for each in objects(settings, fakes) if each["kind"] == "Service"]
+    beside = sidecar(settings, fakes)
+    standalone = {"namespace.yaml": [namespace()], "replicas.yaml": replica_guard(settings)}
+    written: dict[str, list[Data]] = {
+        "base/kustomization.yaml": [_kustomization("Kustomization", resources=list(base))],
+        **{f"base/{file}": documents for file, documents in base.items()},
+        "overlays/standalone/kustomization.yaml": [
+            _kustomization(
+                "Kustomization",
+                namespace=NAMESPACE,
+                resources=[*standalone, "../../base"],
+                images=[dict(zip(("name", "newName", "newTag"), (NAME, *IMAGE.split(":")), strict=True))],
+            )
+        ],
+        **{f"overlays/standalone/{file}": documents for file, documents in standalone.items()},
+        "overlays/sidecar/kustomization.yaml": [
+            _kustomization(
+                "Component",
+                resources=["configmap.yaml"],
+                patches=[{"path": "sidecar.yaml", "target": {"kind": "Deployment", "labelSelector": SIDECAR_LABEL}}],
+            )
+        ],
+        "overlays/sidecar/configmap.yaml": [beside.config],
+        "overlays/sidecar/sidecar.yaml": [beside.patch],
+    }
+    return {path: to_yaml(documents, settings) for path, documents in written.items()}
+
+
+def _kustomization(kind: str, **fields: object) -> Data:
+    version = "v1alpha1" if kind == "Component" else "v1beta1"
+    return {"apiVersion": f"{_KUSTOMIZE}/{version}", "kind": kind, **fields}
