@@ -24,6 +24,7 @@ from extproc.console import state
 from extproc.core.events import Event
 from extproc.core.identity import Directory
 from extproc.dispatch import Dispatch, Outlook, Timing
+from extproc.examination import Examination
 from extproc.handler import Handler
 from extproc.probes.canary import Canary, Target
 from extproc.probes.engines import Engines
@@ -185,7 +186,10 @@ class Service:
             self.policy, self.capacity, self.clock, timing, wording, *health, retries=retries, outlook=outlook
         )
         copies, observe = self.admission.copies, self.admission.observe
-        return Handler(reception, copies, self.flights, self.limiter, dispatch, wording, self.clock, observe)
+        examination = Examination(self.settings.longest_wait_s)
+        return Handler(
+            reception, copies, self.flights, self.limiter, dispatch, wording, self.clock, observe, examination
+        )
 
     async def _sweep(self) -> None:
         while True:

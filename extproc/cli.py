@@ -27,6 +27,7 @@ Config = Annotated[
 
 def main() -> None:
     """Run the command line; a known mistake is a message, not a traceback."""
+    from extproc.doctor.asking import BadUrl, NoAnswer  # noqa: PLC0415
     from extproc.lifecycle import NotReadyError  # noqa: PLC0415
     from extproc.render.envoy import RenderError  # noqa: PLC0415
     from extproc.sim.plan import MixError  # noqa: PLC0415
@@ -34,7 +35,7 @@ def main() -> None:
 
     try:
         app()
-    except (SettingsError, StackError, RenderError, MixError, NotReadyError) as error:
+    except (SettingsError, StackError, RenderError, MixError, NotReadyError, BadUrl, NoAnswer) as error:
         print(error, file=sys.stderr)  # noqa: T201
         sys.exit(2)
 
@@ -143,6 +144,50 @@ def drain(
     if not drain_envoy(settings, settle_s):
         typer.echo(f"not everybody was done after gateway.drain_s ({settings.gateway.drain_s:g} s)", err=True)
         raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    url: Annotated[str, typer.Argument(help="The gateway as clients reach it, like https://llm.example.com.")],
+    *,
+    model: Annotated[str, typer.Option(help="Model to ask; the first that Tidegate lists.")] = "",
+    key: Annotated[str | None, typer.Option(help="API key to send.", envvar="TIDEGATE_DOCTOR_KEY")] = None,
+    header: Annotated[list[str] | None, typer.Option(help='Sent along: "x-team: search".')] = None,
+    api: Annotated[str | None, typer.Option(help="openai or anthropic; by the model's name.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="The gateway's config; tidegate.yaml here if there is one.")
+    ] = None,
+    fails_open: Annotated[bool, typer.Option("--open", help="Without Tidegate, requests are to pass.")] = False,
+    other: Annotated[str, typer.Option(help="Path of another service behind the same URL, for a GET.")] = "",
+    spend: Annotated[bool, typer.Option(help="Ask the model, which takes some 250 tokens.")] = True,
+    ca_file: Annotated[str | None, typer.Option(help="Certificates to trust, instead of the system's.")] = None,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds for each answer.")] = 60.0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all findings here, too; - instead.")] = None,
+) -> None:
+    """Prove from outside that a gateway does what it is there for, and tell what to change where it does not."""
+    from rich.console import Console  # noqa: PLC0415
+
+    from extproc.doctor import command  # noqa: PLC0415
+    from extproc.doctor.asking import Gateway  # noqa: PLC0415
+    from extproc.doctor.visit import Expected, Visit  # noqa: PLC0415
+
+    if api not in (None, "openai", "anthropic"):
+        raise typer.BadParameter("must be openai or anthropic", param_hint="--api")
+    if other and not other.startswith("/"):
+        raise typer.BadParameter("must begin with /", param_hint="--other")
+    settings = _settings(config) if config or Path("tidegate.yaml").exists() else None
+    visit = Visit(
+        Gateway(url, key, timeout, _headers(header or []), ca_file),
+        Expected.of(settings, fails_open=fails_open),
+        model,
+        anthropic=None if api is None else api == "anthropic",
+        tokens=spend,
+        other=other,
+    )
+    console = Console()
+    raise typer.Exit(
+        command.run(visit, console if console.is_terminal else Console(width=command.PLAIN_WIDTH), json_file)
+    )
 
 
 @app.command("fake-provider")
@@ -283,6 +328,13 @@ def simulate(
         workers=jobs,
     )
     raise typer.Exit(run(options, html=html, json_file=json_file))
+
+
+def _headers(lines: list[str]) -> dict[str, str]:
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if any(not name or not value or not (name + value).isprintable() for name, value in headers.items()):
+        raise typer.BadParameter('must be like "x-team: search"', param_hint="--header")
+    return headers
 
 
 def _loads(text: str) -> tuple[float, ...]:

@@ -19,6 +19,7 @@ from extproc.core.events import Admitted, Observed, Refused
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Endpoint
 from extproc.dispatch import Dispatch
+from extproc.examination import Examination
 from extproc.flights import Flights
 from extproc.limiter import Limiter
 from extproc.ports import Clock, Exchange, Gone, Head, Observer
@@ -45,6 +46,7 @@ class Handler:
         wording: Wording,
         clock: Clock,
         observer: Observer,
+        examination: Examination | None = None,
     ) -> None:
         """Keep them."""
         self._reception = reception
@@ -55,6 +57,7 @@ class Handler:
         self._wording = wording
         self._clock = clock
         self._observe = observer
+        self._examination = examination
 
     async def __call__(self, exchange: Exchange) -> None:
         """Serve one request to its end. Raises only what is a bug, or cancellation."""
@@ -93,7 +96,10 @@ class Handler:
     async def _read(self, exchange: Exchange, greeting: Greeting) -> dialects.Document | None:
         if greeting.endpoint is Endpoint.OTHER:
             return None
-        return dialects.read(greeting.endpoint, await exchange.body())
+        body = await exchange.body()
+        if self._examination is not None:
+            await self._examination.attend(exchange, body)
+        return dialects.read(greeting.endpoint, body)
 
     async def _refuse(
         self,

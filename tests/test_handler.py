@@ -19,6 +19,7 @@ from extproc.core.events import Admitted, Refused, Retried, Settled
 from extproc.core.identity import Directory
 from extproc.core.refusal import RULES
 from extproc.dispatch import Dispatch, Outlook, Timing
+from extproc.examination import Examination
 from extproc.handler import Handler
 from extproc.ports import Departure, Gone, Head, Record, RecordKind
 from extproc.reception import Reception, SessionRules
@@ -128,6 +129,7 @@ class Desk:
             wording,
             loop,
             admission.observe,
+            Examination(settings.longest_wait_s),
         )
         self.wires: list[Wire] = []
         self.most: Counter[str] = Counter()
