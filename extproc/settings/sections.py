@@ -104,7 +104,7 @@ class GatewaySettings(Section):
     probe_port: Port = 10002
     """Private listener for health canaries: loopback only, one upstream forced per call."""
     workers: int | None = Field(default=None, ge=1)
-    """Envoy worker threads; one per core when absent. Used by `tidegate up`."""
+    """Envoy worker threads. When absent one per core, at most 4, of `tidegate up`, and 2 in a pod."""
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024)
     max_answer_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024)
     message_timeout_s: Seconds = 2.0

@@ -12,8 +12,11 @@ is read-only but for its writable mounts. Its one right too many is to read: Pyt
 
 from __future__ import annotations
 
+import base64
 import functools
+import gzip
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -51,7 +54,11 @@ class Pod:
         self.folder.chmod(0o755)
         for volume in self.spec["volumes"]:
             self._lay(volume)
-        for container in [*self._sidecars(), *self.spec["containers"]]:
+        for container in self._everybody():
+            if container in self.spec["initContainers"] and container.get("restartPolicy") != "Always":
+                limit = time.monotonic() + SLOW * 60
+                assert self._exec(container, container["command"], limit) == 0, container["name"]
+                continue
             self._run(container)
             self._await(container, container["startupProbe"])
 
@@ -100,12 +107,10 @@ class Pod:
         return found
 
     def _sidecars(self) -> Iterator[Data]:
-        for container in self.spec["initContainers"]:
-            assert container["restartPolicy"] == "Always"
-            yield container
+        return (each for each in self.spec["initContainers"] if each.get("restartPolicy") == "Always")
 
     def _everybody(self) -> list[Data]:
-        return [*self._sidecars(), *self.spec["containers"]]
+        return [*self.spec["initContainers"], *self.spec["containers"]]
 
     def _lay(self, volume: Data) -> None:
         """Mounted text is what was rendered, with paths as they are here. Kubernetes mounts by a link that it swaps."""
@@ -115,17 +120,23 @@ class Pod:
             place.chmod(0o777)
             return
         if "configMap" in volume:
-            data = self.config_maps[volume["configMap"]["name"]]["data"]
+            config = self.config_maps[volume["configMap"]["name"]]
+            data = {key: self._here(text).encode() for key, text in config["data"].items()}
+            data |= {key: self._repacked(text) for key, text in config.get("binaryData", {}).items()}
             entries = {item["path"]: data[item["key"]] for item in volume["configMap"]["items"]}
         else:
-            entries = dict(self.secrets[volume["secret"]["secretName"]])
-        for path, text in entries.items():
+            entries = {key: text.encode() for key, text in self.secrets[volume["secret"]["secretName"]].items()}
+        for path, content in entries.items():
             file = place / "..1" / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(self._here(text), "utf-8")
+            file.write_bytes(content)
         (place / "..data").symlink_to("..1")
         for top in {Path(path).parts[0] for path in entries}:
             (place / top).symlink_to(Path("..data") / top)
+
+    def _repacked(self, text: str) -> bytes:
+        """The same of what is compressed."""
+        return gzip.compress(self._here(gzip.decompress(base64.b64decode(text)).decode()).encode())
 
     def _volume(self, name: str) -> Path:
         return self.folder / name
@@ -140,7 +151,8 @@ class Pod:
     def _command(self, container: Data, words: list[str]) -> dict[str, Any]:
         """What `subprocess` needs to run a command in a container."""
         told = {each["name"]: self._here(each["value"]) for each in container.get("env", ())}
-        program = str(Path(sys.executable).with_name(words[0]))
+        installed = Path(sys.executable).with_name(words[0])
+        program = str(installed if installed.exists() else shutil.which(words[0]))
         return {
             "args": [*self._jail(container), program, *map(self._here, words[1:])],
             "env": {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", **told},

@@ -210,6 +210,22 @@ def test_a_secret_that_kubernetes_changes_is_in_use_at_once(open_folder: Path, p
         pod.terminate()
 
 
+def test_a_pod_of_many_upstreams(provider: Stack, open_folder: Path, pods: Callable[[Pod], Pod]) -> None:
+    """Fifty upstreams and two hundred routes: what Envoy reads is unpacked first, and any of them serves."""
+    one = {"provider": "compatible", "url": provider.fakes["vendor"].url, "owned": True, "concurrency": 9}
+    routes = [{"models": [f"m{i}"], "chain": [f"u{i % 50}"]} for i in range(200)]
+    settings, pod = gateway(
+        open_folder / "pod", upstreams={f"u{i}": one for i in range(50)}, routes=routes, gateway={"drain_s": 1}
+    )
+    assert "unpack" in [container["name"] for container in pod.spec["initContainers"]]
+    pods(pod)
+    url = f"http://127.0.0.1:{settings.gateway.port}{CHAT}"
+    for i in (0, 199):
+        answer = HTTP.post(url, json={**chat(), "model": f"m{i}"})
+        assert (answer.status_code, answer.headers["x-tidegate-upstream"]) == (200, f"u{i % 50}")
+    pod.terminate()
+
+
 def test_a_drain_waits_for_who_is_still_answered(
     provider: Stack, open_folder: Path, pods: Callable[[Pod], Pod]
 ) -> None:

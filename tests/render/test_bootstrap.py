@@ -184,6 +184,7 @@ def test_the_service_is_watched(config: Data) -> None:
     assert service["circuit_breakers"]["thresholds"][0]["max_requests"] == 100_000
     assert service["common_lb_config"]["healthy_panic_threshold"] == {"value": 0}
     assert service["health_checks"][0]["grpc_health_check"] == {}
+    assert service["lb_policy"] == "LEAST_REQUEST"
 
 
 def test_no_breaker_of_envoys_stands_in_the_way_of_failover(config: Data) -> None:

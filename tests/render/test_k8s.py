@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import gzip
 import ipaddress
 import json
 import os
@@ -29,6 +31,7 @@ from tests.render.rig import Data
 
 ROOT = Path(__file__).parents[2]
 CRDS = {"Kustomization", "Component"}
+PATCHES = {"overlays/sidecar/sidecar.yaml", "overlays/kept-state/deployment.yaml"}
 OLDEST = "1.33"
 """The first Kubernetes that has everything used here without a switch."""
 APP = """
@@ -125,10 +128,11 @@ def written(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_all_of_it_is_taken_by_kubernetes() -> None:
-    """Every file, by the published schemas."""
-    documents = [each for _, text in written(ROOT / "k8s") for each in yaml.safe_load_all(text)]
+    """Every file, by the published schemas; patches are not whole, and are looked at where they have been applied."""
+    files = [text for path, text in written(ROOT / "k8s") if path not in PATCHES]
+    documents = [each for text in files for each in yaml.safe_load_all(text)]
     assert len(documents) > 10
-    accepted([each for each in documents if each["kind"] not in CRDS and each["metadata"]["name"] != "any"])
+    accepted([each for each in documents if each["kind"] not in CRDS])
 
 
 def test_the_schemas_would_tell() -> None:
@@ -149,6 +153,13 @@ def test_the_base_is_what_the_command_prints(capsys: pytest.CaptureFixture[str])
     assert sorted(map(json.dumps, built(ROOT / "k8s" / "base"))) == sorted(
         json.dumps(each, sort_keys=True) for each in printed
     )
+
+
+def test_the_sidecar_is_printed_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """The ConfigMap, and the patch for those that do not use kustomize."""
+    cli.k8s(ROOT / "extproc" / "default.yaml", sidecar=True)
+    config, patch = yaml.safe_load_all(capsys.readouterr().out)
+    assert (config["metadata"]["name"], patch["kind"]) == ("tidegate-sidecar", "Deployment")
 
 
 # ------------------------------------------------------------------------------------------ the overlays
@@ -228,6 +239,22 @@ def test_the_sidecar_goes_into_deployments_that_ask_for_it(tmp_path: Path) -> No
     assert all("TIDEGATE__SERVICE__ADDRESS" not in json.dumps(each) for each in pod["initContainers"])
 
 
+def test_state_that_is_kept_has_one_pod_at_a_time(tmp_path: Path) -> None:
+    """By a component, where there is a single replica; several cannot share one file."""
+    shutil.copytree(ROOT / "k8s", tmp_path / "k8s")
+    (tmp_path / "kustomization.yaml").write_text(
+        "resources: [k8s/overlays/standalone]\ncomponents: [k8s/overlays/kept-state]\n", "utf-8"
+    )
+    documents = built(tmp_path)
+    accepted(documents)
+    assert one(documents, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
+    (volume,) = [each for each in pod_of(documents)["volumes"] if each["name"] == "tidegate-state"]
+    claim = one(documents, "PersistentVolumeClaim", "tidegate-state")
+    assert volume == {"name": "tidegate-state", "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
+    assert {"tidegate-config", "tidegate-state"} == {each["name"] for each in pod_of(documents)["volumes"]}
+    assert not [path for path in k8s.files(default(replicas=2)) if "kept-state" in path]
+
+
 # ------------------------------------------------------------------------------------------------ a pod
 
 
@@ -290,7 +317,7 @@ def test_replicas(replicas: int, budget: dict[str, int]) -> None:
     assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
     assert {key: disruption[key] for key in budget} == budget
     (tidegate,) = pod_of(documents)["initContainers"]
-    assert ("readinessProbe" in tidegate) == (replicas > 1)
+    assert ("readinessProbe" in tidegate) == ("topologySpreadConstraints" in pod_of(documents)) == (replicas > 1)
     told = parse(one(documents, "ConfigMap")["data"]["tidegate.yaml"], "there", {})
     assert told.service.replicas == replicas
 
@@ -388,10 +415,37 @@ def test_what_cannot_be_in_a_pod_is_told() -> None:
     """A socket that Kubernetes cannot ask, and more than a ConfigMap holds."""
     with pytest.raises(RenderError, match=r"^service\.address: in a pod it must be host:port"):
         k8s.objects(default(address="unix:/run/t.sock"))
-    upstreams = {f"u{i}": {"provider": "vllm", "url": "http://v", "owned": True, "concurrency": 1} for i in range(150)}
-    many = parse(yaml.safe_dump({"upstreams": upstreams, "routes": [{"models": ["*"], "chain": ["u0"]}]}), "file")
-    with pytest.raises(RenderError, match="more than a ConfigMap may hold"):
-        k8s.objects(many)
+    hashes = [f"{i:064x}" for i in range(16_000)]
+    with pytest.raises(RenderError, match="even when compressed, more than a ConfigMap may hold"):
+        k8s.objects(with_files(tenants={"t": {"key_sha256": hashes}}))
+
+
+@pytest.mark.parametrize("form", ["gateway", "sidecar"])
+def test_what_is_large_is_packed(form: str) -> None:
+    """Fifty upstreams are more than a ConfigMap holds; before Envoy starts its configuration is unpacked."""
+    settings = many()
+    documents = k8s.objects(settings)
+    accepted(documents)
+    beside = k8s.sidecar(settings)
+    config = one(documents, "ConfigMap") if form == "gateway" else beside.config
+    pod = pod_of(documents) if form == "gateway" else beside.patch["spec"]["template"]["spec"]
+    assert "envoy.yaml" not in config["data"]
+    told = gzip.decompress(base64.b64decode(config["binaryData"]["envoy.yaml.gz"])).decode()
+    assert len(told) > 1_048_576 > len(json.dumps(config))
+    assert len(yaml.safe_load(told)["static_resources"]["clusters"]) == 51
+    order = [each["name"] for each in [*pod["initContainers"], *pod.get("containers", [])]]
+    assert order == ["tidegate", "unpack", "envoy"]
+    assert {item["path"] for item in pod["volumes"][0]["configMap"]["items"]} >= {"envoy.yaml.gz", "sds/u0.json"}
+
+
+def many() -> Settings:
+    """Fifty upstreams, 200 routes."""
+    upstreams = {f"u{i}": {"provider": "openai", "key_file": "/home/key", "learn": True} for i in range(50)}
+    routes = [
+        {"models": [f"m{i}"], "chain": [f"u{i % 50}", f"u{(i + 1) % 50}"], "acknowledge_unowned": True}
+        for i in range(200)
+    ]
+    return parse(yaml.safe_dump({"upstreams": upstreams, "routes": routes}), "file", {})
 
 
 @pytest.mark.e2e

@@ -2,7 +2,7 @@
 
     objects(settings, fakes) -> [dict]      a gateway of its own: what `tidegate k8s` prints
     sidecar(settings, fakes) -> Sidecar     the same beside an application's container, as a patch of its Deployment
-    files(settings, fakes) -> {path: text}  both as a kustomize tree: base, overlays/standalone, overlays/sidecar
+    files(settings, fakes) -> {path: text}  both as a kustomize tree: a base, and overlays
     to_yaml(objects) -> str                 documents as `kubectl apply` takes them
 
 Envoy and Tidegate are always in one pod. Tidegate is a native sidecar (an init container that goes on): it is up before

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from extproc.render.k8s.placed import NAME, config_map, placed
-from extproc.render.k8s.pod import GRPC, HTTP, LABELS, Fakes, pod_template
+from extproc.render.k8s.pod import GRPC, HTTP, LABELS, STATE_VOLUME, Fakes, pod_template
 from extproc.render.shape import Data
 from extproc.settings import Settings
 
-__all__ = ["NAMESPACE", "namespace", "objects", "replica_guard"]
+__all__ = ["NAMESPACE", "kept_state", "namespace", "objects", "replica_guard"]
 
 NAMESPACE = NAME
 CLIENT_LABEL = "tidegate/envoy"
@@ -37,6 +37,24 @@ def namespace() -> Data:
     """A namespace in which Kubernetes itself sees to it that pods are locked down."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
+
+
+def kept_state() -> tuple[Data, Data]:
+    """A claim for what Tidegate keeps over a restart, and the patch of the Deployment that uses it.
+
+    Nobody else may have it meanwhile, so the old pod ends before the new one starts.
+    """
+    size = {"requests": {"storage": "64Mi"}}
+    claim = _of("v1", "PersistentVolumeClaim", STATE_VOLUME, spec={"accessModes": ["ReadWriteOnce"], "resources": size})
+    volume = {"name": STATE_VOLUME, "emptyDir": None, "persistentVolumeClaim": {"claimName": STATE_VOLUME}}
+    strategy = {"type": "Recreate", "rollingUpdate": None}
+    patch = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": NAME},
+        "spec": {"strategy": strategy, "template": {"spec": {"volumes": [volume]}}},
+    }
+    return claim, patch
 
 
 def replica_guard(settings: Settings) -> list[Data]:

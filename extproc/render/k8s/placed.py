@@ -1,14 +1,16 @@
 """Where things are in a pod: the settings as both containers read them there, and the ConfigMap that carries them.
 
 Files that the settings name (keys, certificates, key sets) are entries of one Secret, named after whose they are. What
-stands in the ConfigMap holds no secret: it only says where the keys are.
+stands in the ConfigMap holds no secret: it only says where the keys are. Envoy's configuration repeats much for each
+upstream; where it is larger than a ConfigMap may be, it stands there compressed, and is unpacked in the pod.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 import hashlib
 import ipaddress
-from collections.abc import Mapping
 from typing import Any
 
 from extproc.render.envoy import RenderError, bootstrap, to_yaml
@@ -18,7 +20,7 @@ from extproc.render.upstream import secret_files
 from extproc.settings import Settings, UpstreamSettings
 
 __all__ = [
-    "CONFIG_DIR", "NAME", "SECRET", "SECRETS_DIR", "STATE_DIR",
+    "CONFIG_DIR", "NAME", "PACKED", "SECRET", "SECRETS_DIR", "STATE_DIR",
     "checksum", "config_items", "config_map", "needed_files", "placed",
 ]  # fmt: skip
 
@@ -27,6 +29,7 @@ SECRET = "tidegate-files"  # noqa: S105 - the name of an object
 CONFIG_DIR = "/etc/tidegate/config"
 SECRETS_DIR = "/etc/tidegate/files"
 STATE_DIR = "/var/lib/tidegate"
+PACKED = "envoy.yaml.gz"
 _SDS = "sds"
 _MOST = 1_000_000
 """Bytes; Kubernetes takes 1 MiB of data, names and all."""
@@ -72,17 +75,27 @@ def needed_files(settings: Settings) -> dict[str, str]:
 
 def config_map(settings: Settings, name: str = NAME) -> Data:
     """The ConfigMap of settings that are `placed`. RenderError when it is larger than Kubernetes takes."""
+    envoy = to_yaml(bootstrap(settings))
     data = {
         "tidegate.yaml": plain(settings.model_dump(mode="json", exclude_unset=True)),
-        "envoy.yaml": to_yaml(bootstrap(settings)),
+        "envoy.yaml": envoy,
         **{f"{_SDS}-{file}": text for file, text in secret_files(settings).items()},
     }
-    size = sum(len(key) + len(text.encode()) for key, text in data.items())
-    if size > _MOST:
-        raise RenderError(
-            f"the configuration has {size:,} bytes, more than a ConfigMap may hold; have fewer upstreams in one gateway"
-        )
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+    if _size(config) > _MOST:
+        del data["envoy.yaml"]
+        config["binaryData"] = {PACKED: base64.b64encode(gzip.compress(envoy.encode(), mtime=0)).decode()}
+    if (size := _size(config)) > _MOST:
+        raise RenderError(f"the configuration has {size:,} bytes even when compressed, more than a ConfigMap may hold")
+    return config
+
+
+def _size(config: Data) -> int:
+    return sum(len(key) + len(text.encode()) for key, text in _entries(config).items())
+
+
+def _entries(config: Data) -> dict[str, str]:
+    return {**config["data"], **config.get("binaryData", {})}
 
 
 def config_items(config: Data) -> list[Data]:
@@ -90,14 +103,14 @@ def config_items(config: Data) -> list[Data]:
     sds = f"{_SDS}-"
     return [
         {"key": key, "path": f"{_SDS}/{key.removeprefix(sds)}" if key.startswith(sds) else key}
-        for key in config["data"]
+        for key in _entries(config)
     ]
 
 
-def checksum(data: Mapping[str, str]) -> str:
-    """Another one for other data: as an annotation of a pod it rolls the pods."""
+def checksum(config: Data) -> str:
+    """Another one for another ConfigMap: as an annotation of a pod it rolls the pods."""
     told = hashlib.sha256()
-    for key, text in sorted(data.items()):
+    for key, text in sorted(_entries(config).items()):
         told.update(f"{len(key)}:{key}{len(text)}:{text}".encode())
     return told.hexdigest()
 

@@ -21,6 +21,7 @@ from importlib.metadata import version
 from extproc.render.k8s.placed import (
     CONFIG_DIR,
     NAME,
+    PACKED,
     SECRET,
     SECRETS_DIR,
     STATE_DIR,
@@ -33,7 +34,10 @@ from extproc.render.k8s.placed import (
 from extproc.render.shape import Data
 from extproc.settings import Settings
 
-__all__ = ["CHECKSUM", "GRPC", "HTTP", "IMAGE", "LABELS", "USER", "Fakes", "Sidecar", "pod_template", "sidecar"]
+__all__ = [
+    "CHECKSUM", "GRPC", "HTTP", "IMAGE", "LABELS", "STATE_VOLUME", "USER",
+    "Fakes", "Sidecar", "pod_template", "sidecar",
+]  # fmt: skip
 
 Fakes = Mapping[str, Sequence[str]]
 """Arguments of the fake providers that run in the pod, by upstream."""
@@ -51,8 +55,10 @@ _MARGIN_S = 10
 _WORKERS = 2
 _MIB = 1024 * 1024
 _CONFIG = ["--config", f"{CONFIG_DIR}/tidegate.yaml"]
-_MOUNTS = {"config": CONFIG_DIR, "files": SECRETS_DIR, "state": STATE_DIR}
+_UNPACKED_DIR = "/etc/tidegate/envoy"
+_MOUNTS = {"config": CONFIG_DIR, "files": SECRETS_DIR, "state": STATE_DIR, "envoy": _UNPACKED_DIR}
 _VOLUME = "tidegate-{}"
+STATE_VOLUME = _VOLUME.format("state")
 
 
 @dataclass(frozen=True)
@@ -70,14 +76,14 @@ def sidecar(settings: Settings, fakes: Fakes | None = None) -> Sidecar:
     ready = {"failureThreshold": 60, "periodSeconds": 2, "timeoutSeconds": 10}
     service = {**_service(there), "startupProbe": {"exec": {"command": ["tidegate", "ready", *_CONFIG]}, **ready}}
     envoy = {
-        **_envoy(there),
+        **_envoy(there, config),
         "restartPolicy": "Always",
         "startupProbe": {"exec": {"command": ["tidegate", "ready", "--envoy", *_CONFIG]}, **ready},
     }
     template = {
-        "metadata": {"annotations": {CHECKSUM: checksum(config["data"])}},
+        "metadata": {"annotations": {CHECKSUM: checksum(config)}},
         "spec": {
-            "initContainers": [*_fakes(fakes or {}), service, envoy],
+            "initContainers": [*_fakes(fakes or {}), service, *_unpacking(there, config), envoy],
             "volumes": _volumes(settings, config),
         },
     }
@@ -88,22 +94,28 @@ def sidecar(settings: Settings, fakes: Fakes | None = None) -> Sidecar:
 def pod_template(settings: Settings, config: Data, fakes: Fakes) -> Data:
     """The pod of a gateway of its own, of settings that are `placed`; config: its ConfigMap."""
     return {
-        "metadata": {"labels": LABELS, "annotations": {CHECKSUM: checksum(config["data"])}},
+        "metadata": {"labels": LABELS, "annotations": {CHECKSUM: checksum(config)}},
         "spec": {
             "serviceAccountName": NAME,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": _grace_s(settings),
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": USER,
-                "runAsGroup": USER,
-                "fsGroup": USER,
-            },
-            "initContainers": [*_fakes(fakes), _probed_service(settings)],
-            "containers": [_probed_envoy(settings)],
+            "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},
+            **({"topologySpreadConstraints": [_apart()]} if settings.service.replicas > 1 else {}),
+            "initContainers": [*_fakes(fakes), _probed_service(settings), *_unpacking(settings, config)],
+            "containers": [_probed_envoy(settings, config)],
             "volumes": _volumes(settings, config),
         },
+    }
+
+
+def _apart() -> Data:
+    """Not all on one node, where there are others."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": LABELS},
     }
 
 
@@ -128,11 +140,11 @@ def _probed_service(settings: Settings) -> Data:
     }
 
 
-def _probed_envoy(settings: Settings) -> Data:
+def _probed_envoy(settings: Settings, config: Data) -> Data:
     """Envoy, which opens its port when it is ready. Its hook is run before it is told to end."""
     asked = {"tcpSocket": {"port": settings.gateway.port}, "timeoutSeconds": 3}
     return {
-        **_envoy(settings),
+        **_envoy(settings, config),
         "ports": [{"name": HTTP, "containerPort": settings.gateway.port}],
         "startupProbe": {**asked, "periodSeconds": 1, "failureThreshold": 60},
         "readinessProbe": {**asked, "periodSeconds": 2, "failureThreshold": 2},
@@ -149,13 +161,29 @@ def _service(settings: Settings) -> Data:
     }
 
 
-def _envoy(settings: Settings) -> Data:
-    command = ["envoy", "-c", f"{CONFIG_DIR}/envoy.yaml", "--disable-hot-restart", "--log-level", "warning"]
+def _unpacking(settings: Settings, config: Data) -> list[Data]:
+    """Unpacks what is too large for a ConfigMap, before Envoy starts."""
+    if not _is_packed(config):
+        return []
+    script = f"gunzip -c {CONFIG_DIR}/{PACKED} > {_UNPACKED_DIR}/envoy.yaml"
+    mounts = [*_mounts("config", read_only=True), *_mounts("envoy", read_only=False)]
+    return [{**_container(settings, "unpack", ["sh", "-ec", script], 128), "volumeMounts": mounts}]
+
+
+def _is_packed(config: Data) -> bool:
+    return "binaryData" in config
+
+
+def _envoy(settings: Settings, config: Data) -> Data:
+    packed = _is_packed(config)
+    file = f"{_UNPACKED_DIR if packed else CONFIG_DIR}/envoy.yaml"
+    command = ["envoy", "-c", file, "--disable-hot-restart", "--log-level", "warning"]
     command += ["--concurrency", str(settings.gateway.workers or _WORKERS)]
-    secret = _mounts("files", read_only=True) if needed_files(settings) else []
+    more = [name for name, there in (("files", needed_files(settings)), ("envoy", packed)) if there]
+    mounts = [mount for name in ("config", *more) for mount in _mounts(name, read_only=True)]
     return {
         **_container(settings, "envoy", command, 1024 + math.ceil(settings.queue.max_bytes / _MIB)),
-        "volumeMounts": [*_mounts("config", read_only=True), *secret],
+        "volumeMounts": mounts,
     }
 
 
@@ -166,7 +194,10 @@ def _container(settings: Settings, name: str, command: list[str], memory: int) -
         "image": IMAGE,
         "command": command,
         "env": [{"name": "TIDEGATE_PORT", "value": str(settings.gateway.port)}],
-        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": f"{memory}Mi"}},
+        "resources": {
+            "requests": {"cpu": "500m", "memory": f"{min(512, memory)}Mi"},
+            "limits": {"memory": f"{memory}Mi"},
+        },
         "securityContext": _locked(),
     }
 
@@ -209,7 +240,8 @@ def _volumes(settings: Settings, config: Data) -> list[Data]:
     return [
         {"name": _VOLUME.format("config"), "configMap": named},
         *([{"name": _VOLUME.format("files"), "secret": {"secretName": SECRET}}] if files else []),
-        {"name": _VOLUME.format("state"), "emptyDir": {"sizeLimit": "64Mi"}},
+        *([{"name": _VOLUME.format("envoy"), "emptyDir": {"sizeLimit": "64Mi"}}] if _is_packed(config) else []),
+        {"name": STATE_VOLUME, "emptyDir": {"sizeLimit": "64Mi"}},
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from extproc.render.k8s.objects import NAMESPACE, namespace, objects, replica_guard
+from extproc.render.k8s.objects import NAMESPACE, kept_state, namespace, objects, replica_guard
 from extproc.render.k8s.placed import NAME, SECRET, needed_files
 from extproc.render.k8s.pod import IMAGE, Fakes, sidecar
 from extproc.render.shape import Data
@@ -61,8 +61,21 @@ def files(settings: Settings, fakes: Fakes | None = None) -> dict[str, str]:
         ],
         "overlays/sidecar/configmap.yaml": [beside.config],
         "overlays/sidecar/sidecar.yaml": [beside.patch],
+        **(_kept_state() if settings.service.replicas == 1 else {}),
     }
     return {path: to_yaml(documents, settings) for path, documents in written.items()}
+
+
+def _kept_state() -> dict[str, list[Data]]:
+    claim, patch = kept_state()
+    folder = "overlays/kept-state"
+    return {
+        f"{folder}/kustomization.yaml": [
+            _kustomization("Component", resources=["claim.yaml"], patches=[{"path": "deployment.yaml"}])
+        ],
+        f"{folder}/claim.yaml": [claim],
+        f"{folder}/deployment.yaml": [patch],
+    }
 
 
 def _kustomization(kind: str, **fields: object) -> Data:
