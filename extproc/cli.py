@@ -82,15 +82,49 @@ def check(
 def render(
     config: Config = None,
     *,
+    part: Annotated[
+        str | None, typer.Option(help="Only this, to put into an Envoy by hand: http_filters, routes, ..., or all.")
+    ] = None,
     write_secrets: Annotated[bool, typer.Option(help="Write the files of gateway.secrets_dir, too.")] = False,
 ) -> None:
-    """Print the Envoy configuration that belongs to the config."""
+    """Print the Envoy configuration that belongs to the config, or a part for an Envoy that is there already."""
     from extproc.render import envoy  # noqa: PLC0415
+    from extproc.render.fragments import FRAGMENTS, fragment  # noqa: PLC0415
 
+    if part is not None and part not in FRAGMENTS:
+        raise typer.BadParameter(f"unknown part {part!r}; known: {', '.join(FRAGMENTS)}", param_hint="--part")
     settings = _settings(config)
     if write_secrets:
         envoy.write_secrets(settings)
-    typer.echo(envoy.to_yaml(envoy.bootstrap(settings)), nl=False)
+    typer.echo(envoy.to_yaml(envoy.bootstrap(settings)) if part is None else fragment(part, settings), nl=False)
+
+
+@app.command()
+def merge(
+    existing: Annotated[Path, typer.Argument(help="The Envoy configuration that is there: YAML or JSON.")],
+    config: Config = None,
+    *,
+    listener: Annotated[
+        str | None, typer.Option(help="The listener that callers reach, where several serve HTTP.")
+    ] = None,
+    virtual_host: Annotated[
+        str | None, typer.Option(help="The virtual host for LLM paths, where it has several.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here instead of printing.")] = None,
+    validate: Annotated[
+        bool, typer.Option(help="Have Envoy check the result; files that it names must be here.")
+    ] = False,
+) -> None:
+    """Put Tidegate into an Envoy configuration that has filters and routes of its own; what is there goes on."""
+    from extproc.render.command import merged, save  # noqa: PLC0415
+
+    text, notes = merged(existing, _settings(config), listener, virtual_host, check=validate)
+    for line in notes:
+        typer.echo(line, err=True)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        save(text, output)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from urllib.parse import unquote_plus
 
 from extproc.core.request import Endpoint
 
-__all__ = ["endpoint_of", "without_keys"]
+__all__ = ["FAMILIES", "endpoint_of", "without_keys"]
 
 _EXACT = {
     ("POST", "/v1/chat/completions"): Endpoint.CHAT,
@@ -30,12 +30,14 @@ _PRICED = frozenset(path for _, path in _EXACT)
 _SEGMENT = r"/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~:@+-]+"
 _PIECE = r"(?!\.{1,2}(?:/|%2[Ff]|\Z))(?:[A-Za-z0-9._~:@+-]|%3[Aa]|%40)+"
 _MODEL = re.compile(rf"/v1/models/{_PIECE}(?:(?:/|%2[Ff]){_PIECE})*\Z")
-_OTHER = re.compile(
-    r"/v1/(?:chat/completions|messages/batches|responses|"
-    r"assistants|audio|batches|chatkit|classify|complete|containers|conversations|edits|engines|evals|files|"
-    r"fine_tuning|fine-tunes|images|models|moderations|pooling|realtime|rerank|score|skills|threads|uploads|"
-    rf"vector_stores|videos)(?:{_SEGMENT})*\Z"
-)
+FAMILIES = (
+    "chat/completions", "messages/batches", "responses",
+    "assistants", "audio", "batches", "chatkit", "classify", "complete", "containers", "conversations", "edits",
+    "engines", "evals", "files", "fine_tuning", "fine-tunes", "images", "models", "moderations", "pooling", "realtime",
+    "rerank", "score", "skills", "threads", "uploads", "vector_stores", "videos",
+)  # fmt: skip
+"""Beginnings, behind `/v1/`, of the paths of endpoints that are not counted in tokens."""
+_OTHER = re.compile(rf"/v1/(?:{'|'.join(FAMILIES)})(?:{_SEGMENT})*\Z")
 _KEYS = frozenset({"key", "api_key", "api-key", "apikey", "access_token", "token", "subscription-key"})
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 

@@ -14,7 +14,7 @@ from extproc.render.routes import route_config
 from extproc.render.shape import Data, address, extension, seconds, set_header, typed
 from extproc.settings import Settings
 
-__all__ = ["connection_manager", "listener"]
+__all__ = ["connection_manager", "listener", "request_cleaning"]
 
 _INTERNAL = "x-tg-"
 _SAVED = f"{_INTERNAL}in-"
@@ -70,19 +70,24 @@ def connection_manager(**fields: object) -> Data:
 
 
 def _clean_request(settings: Settings) -> Data:
-    """Takes away what only Envoy and the service may say, before anything reads it.
+    """Takes away what only Envoy and the service may say, before anything reads it."""
+    mutations = [{"remove": "x-request-id"}, *request_cleaning(settings)]
+    kind = "envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation"
+    return {"name": "tidegate.clean_request", "typed_config": typed(kind, mutations=mutations)}
+
+
+def request_cleaning(settings: Settings) -> list[Data]:
+    """Mutations that take away all `x-tg-`, `x-tidegate-` and `x-envoy-` headers that a client may not send.
 
     Of the `x-tidegate-` names those that the settings trust are saved under another name meanwhile, for an Envoy
     matcher cannot say "all but these". A name that is sent twice counts once.
     """
-    mutations = [{"remove": "x-request-id"}, _remove_all(_INTERNAL)]
     inbound = list(_inbound(settings))
+    mutations = [_remove_all(_INTERNAL)]
     mutations += [_copy(name, f"{_SAVED}{i}") for i, name in enumerate(inbound)]
     mutations += [_remove_all("x-tidegate-"), _remove_all("x-envoy-")]
     mutations += [_copy(f"{_SAVED}{i}", name) for i, name in enumerate(inbound)]
-    mutations += [{"remove": f"{_SAVED}{i}"} for i in range(len(inbound))]
-    kind = "envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation"
-    return {"name": "tidegate.clean_request", "typed_config": typed(kind, mutations=mutations)}
+    return mutations + [{"remove": f"{_SAVED}{i}"} for i in range(len(inbound))]
 
 
 def _inbound(settings: Settings) -> Iterator[str]:

@@ -13,13 +13,18 @@ from importlib import resources
 from extproc.dialects.errors import Row, rows_of, words_about_us
 from extproc.settings import Settings
 
-__all__ = ["tail_script", "upstream_script"]
+__all__ = ["host_script", "tail_script", "upstream_script"]
 
 
 def tail_script() -> str:
     """What reads the end of a streamed answer."""
     ours = f"local OURS = {_table(f'[{_quoted(word)}] = true' for word in words_about_us())}\n\n"
     return ours + _joined("json", "words", "usage", "content", "tail")
+
+
+def host_script(host: str) -> str:
+    """What names the host that an upstream is."""
+    return f'function envoy_on_request(handle) handle:headers():replace(":authority", {_quoted(host)}) end'
 
 
 def upstream_script(settings: Settings, name: str) -> str:

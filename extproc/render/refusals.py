@@ -22,7 +22,7 @@ from extproc.render.names import LAST_RESORT_HEADER, ROUTE
 from extproc.render.shape import Data, extension, set_header
 from extproc.settings import Settings
 
-__all__ = ["LANGUAGES", "away", "local_replies"]
+__all__ = ["LANGUAGES", "away", "cel", "local_replies"]
 
 LANGUAGES: dict[str, list[Data]] = {
     "zh": [{"name": "accept-language", "string_match": {"safe_regex": {"regex": r"\s*[zZ][hH]\b.*"}}}],
@@ -215,9 +215,10 @@ def _admitted_with(key: str, value: Data) -> Data:
 
 def _unworded(condition: str) -> Data:
     """`condition` of a reply that does not name its reason yet, so that it is none of Tidegate's own."""
-    return _cel(f"({condition}) && !('x-tidegate-reason' in response.headers)")
+    return cel(f"({condition}) && !('x-tidegate-reason' in response.headers)")
 
 
-def _cel(expression: str) -> Data:
+def cel(expression: str) -> Data:
+    """An access log filter that is true where a CEL expression is."""
     kind = "envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter"
     return {"extension_filter": extension("envoy.access_loggers.extension_filters.cel", kind, expression=expression)}

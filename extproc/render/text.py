@@ -8,7 +8,7 @@ import yaml
 
 from extproc.render.shape import Data
 
-__all__ = ["plain", "to_yaml"]
+__all__ = ["Dumper", "plain", "to_yaml"]
 
 _WIDTH = 120
 _INLINE = 96
@@ -20,22 +20,24 @@ _HEADER = """\
 """
 
 
-class _Dumper(yaml.SafeDumper):
+class Dumper(yaml.SafeDumper):
+    """Writes data the way that is described above."""
+
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - no anchors, ever
         """Write everything out where it stands."""
         return True
 
 
-def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+def _text(dumper: Dumper, value: str) -> yaml.ScalarNode:
     style = "|" if "\n" in value else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
-def _mapping(dumper: _Dumper, value: Data) -> yaml.MappingNode:
+def _mapping(dumper: Dumper, value: Data) -> yaml.MappingNode:
     return dumper.represent_mapping("tag:yaml.org,2002:map", value.items(), flow_style=_short(value))
 
 
-def _sequence(dumper: _Dumper, value: list[Any]) -> yaml.SequenceNode:
+def _sequence(dumper: Dumper, value: list[Any]) -> yaml.SequenceNode:
     return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=_short(value))
 
 
@@ -44,9 +46,9 @@ def _short(value: Data | list[Any]) -> bool:
     return len(shown) <= _INLINE and "\\n" not in shown
 
 
-_Dumper.add_representer(str, _text)
-_Dumper.add_representer(dict, _mapping)
-_Dumper.add_representer(list, _sequence)
+Dumper.add_representer(str, _text)
+Dumper.add_representer(dict, _mapping)
+Dumper.add_representer(list, _sequence)
 
 
 def to_yaml(bootstrap: Data) -> str:
@@ -54,6 +56,6 @@ def to_yaml(bootstrap: Data) -> str:
     return _HEADER + plain(bootstrap)
 
 
-def plain(data: Data) -> str:
+def plain(data: Data, dumper: type[Dumper] = Dumper) -> str:
     """Any data as YAML; equal data gives equal text."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=_WIDTH, allow_unicode=True)
+    return yaml.dump(data, Dumper=dumper, sort_keys=False, width=_WIDTH, allow_unicode=True)

@@ -120,4 +120,4 @@ def _remove_all(prefix: str) -> Data:
 
 
 def _secret(name: str) -> str:
-    return f"key:{name}"
+    return f"tidegate:key:{name}"
