@@ -209,6 +209,8 @@ def doctor(
         raise typer.BadParameter("must be openai or anthropic", param_hint="--api")
     if other and not other.startswith("/"):
         raise typer.BadParameter("must begin with /", param_hint="--other")
+    if json_file and not json_file.parent.is_dir():
+        raise typer.BadParameter("there is no such folder", param_hint="--json")
     settings = _settings(config) if config or Path("tidegate.yaml").exists() else None
     visit = Visit(
         Gateway(url, key, timeout, _headers(header or []), ca_file),

@@ -103,8 +103,8 @@ def _examined(check: Check, visit: Visit) -> Result:
 
 
 def _some_model(visit: Visit) -> str:
-    """The first that is listed; empty where none is."""
+    """The first that is listed and writes text; empty where none is."""
     try:
-        return next(iter(visit.models()), "")
+        return next((name for name in visit.models() if "embed" not in name), "")
     except NoAnswer:
         return ""

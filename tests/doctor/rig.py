@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from extproc.core.refusal import RULES, Reason, Refusal
@@ -24,17 +26,27 @@ PAUSE_S = 0.008
 class Sham:
     """What it does.
 
-    filtered: Tidegate is in the path; past: but not on these. away: Envoy cannot reach it. message_timeout_s,
-    max_message_timeout_s: Envoy's. old: it answers no questions. busy: others ask. largest: bytes of body that pass;
+    prefix: of all paths. models: that are listed. certificate: file of the key and certificate of its TLS.
+    filtered: Tidegate is in the path; past, absent, unread: but not on these, where a provider answers, or nobody does,
+    or Tidegate is not shown the body. away: Envoy cannot reach it; away_when_large: with bodies that are too large.
+    message_timeout_s, max_message_timeout_s: Envoy's. old: it answers no questions. busy: others ask. largest: bytes of
+    body that pass; shut: more are refused before they were read.
     partial: only these are shown. opens: fails open. bare: what is refused when Tidegate is silent has no words.
     spoil: changes status, headers and data of refusals. upstreams: the chain; each answers after `first_token_s`, in
     `events` events. retries: the next is asked. internal: answers tell who served. buffered: streams come at once.
     newer: the cap has to be named so. others: "route", "tidegate" or "away" answers what is no LLM path.
     """
 
+    prefix: str = ""
+    models: tuple[str, ...] = ("gpt-5",)
+    certificate: Path | None = None
     filtered: bool = True
     past: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    shut: bool = False
     away: bool = False
+    away_when_large: bool = False
     message_timeout_s: float = 0.1
     max_message_timeout_s: float = 60.0
     old: bool = False
@@ -68,8 +80,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         sham = self.server.sham
+        self.path = self.path.removeprefix(sham.prefix)
         if self.path == "/v1/models":
-            self._send(200, {}, {"data": [{"id": "gpt-5"}]} if sham.filtered else [])
+            self._send(200, {}, {"data": [{"id": model} for model in sham.models]} if sham.filtered else [])
         elif sham.others == "route":
             self._send(404, {"server": "others"}, {})
         else:
@@ -77,13 +90,25 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         sham = self.server.sham
+        assert self.path.startswith(sham.prefix)
+        self.path = self.path.removeprefix(sham.prefix)
         size = int(self.headers["content-length"])
+        if size > sham.largest and sham.shut:
+            self.close_connection = True
+            self._refuse(Reason.TOO_LARGE)
+            self.wfile.flush()
+            self.connection.shutdown(socket.SHUT_WR)
+            while self.connection.recv(65536):
+                pass
+            return
         body = self.rfile.read(size)
         if size > sham.largest:
-            self._refuse(Reason.TOO_LARGE)
+            self._refuse(Reason.ADMISSION_UNAVAILABLE if sham.away_when_large else Reason.TOO_LARGE)
         elif not sham.filtered or self.path in sham.past:
             self._send(400, {"server": "provider"}, {"error": {"message": "messages are missing"}})
-        elif sham.away:
+        elif self.path in sham.absent:
+            self._send(404, {"server": "envoy"}, None)
+        elif sham.away or self.path in sham.unread:
             self._refuse(Reason.ADMISSION_UNAVAILABLE)
         elif sham.barred:
             self._refuse(Reason.UNAUTHENTICATED)
@@ -195,12 +220,16 @@ class _Server(ThreadingHTTPServer):
 @contextmanager
 def listening(sham: Sham) -> Iterator[str]:
     """Its URL, while it serves."""
-    server = _Server(("127.0.0.1", 0), _Handler)
+    server, scheme = _Server(("127.0.0.1", 0), _Handler), "http"
     server.sham = sham
+    if sham.certificate is not None:
+        context, scheme = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), "https"
+        context.load_cert_chain(sham.certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"{scheme}://127.0.0.1:{server.server_address[1]}{sham.prefix}"
     finally:
         server.shutdown()
         server.server_close()

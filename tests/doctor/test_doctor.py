@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
@@ -69,6 +71,7 @@ WRONG: list[tuple[str, Sham, set[str], str]] = [
     ("not in the path", Sham(filtered=False), {"in the path"}, "ext_proc"),
     ("away", Sham(away=True), {"in the path"}, "grpc_service"),
     ("one path goes past", Sham(past=("/v1/completions",)), {"all LLM paths"}, "ext_proc"),
+    ("one path is not read", Sham(unread=("/v1/embeddings",)), {"all LLM paths"}, "request_body_mode"),
     ("another status", Sham(spoil=lambda _, named, data: (418, named, data)), WORDS, "error pages"),
     ("another body", Sham(spoil=lambda status, named, _: (status, named, {"oops": 1})), {"refuses"}, "error pages"),
     ("another type", Sham(spoil=spoilt(**{"content-type": "text/html"})), WORDS, "error pages"),
@@ -78,6 +81,8 @@ WRONG: list[tuple[str, Sham, set[str], str]] = [
     ("no patience", Sham(max_message_timeout_s=0.0), {"holds"}, "max_message_timeout"),
     ("too little patience", Sham(max_message_timeout_s=20.0), {"holds"}, "max_message_timeout"),
     ("small buffer", Sham(largest=1_048_576), {"reads 1 MB", "passes 1 MB"}, "per_connection_buffer_limit_bytes"),
+    ("small messages", Sham(largest=2_000_000, away_when_large=True), {"reads 1 MB"}, "messages of gateway.max_body"),
+    ("refused unread", Sham(largest=1_048_576, shut=True), {"reads 1 MB", "passes 1 MB"}, "client_max_body_size"),
     ("part of the body", Sham(partial=2_097_152), {"reads 1 MB"}, "BUFFERED"),
     ("upstream takes less", Sham(largest_upstream=1_048_576), {"passes 1 MB"}, "request_body_buffer_limit"),
     ("upstream breaks off", Sham(largest_upstream=1_048_576, breaks=True), {"passes 1 MB"}, "request_body_buffer_lim"),
@@ -109,6 +114,7 @@ NOT_TOLD: list[tuple[str, Sham, dict[str, Any], set[str]]] = [
     ("others ask, too", Sham(busy=True), {}, {"slow answers", "holds", "without Tidegate"}),
     ("spends nothing", Sham(), {"tokens": False}, {"passes 1 MB", "streams", "moves on"}),
     ("model refused", Sham(refuses_models=Reason.TENANT_QUOTA), {}, {"passes 1 MB", "streams", "moves on"}),
+    ("no model is listed", Sham(models=("text-embedding-3",)), {}, {"passes 1 MB", "streams", "moves on"}),
     ("short streams", Sham(events=3), {}, {"streams"}),
     ("fast streams", Sham(first_token_s=0.01, events=8, buffered=True), {}, {"streams"}),
     ("nobody tells who served", Sham(internal=False), {}, {"moves on"}),
@@ -163,6 +169,36 @@ def test_an_envoy_that_is_patient_by_itself_says_nothing_of_leave() -> None:
     seen = look(Sham(message_timeout_s=30.0, max_message_timeout_s=0.0))
     assert (seen["holds"].verdict, "cannot be seen" in seen["holds"].why) == (Verdict.OK, True)
     assert "longest wait" in look(Sham())["holds"].why
+
+
+def test_what_is_not_served_is_not_missed() -> None:
+    """A gateway for one dialect has no paths of the other: nobody gets past there."""
+    seen = look(Sham(absent=("/v1/messages", "/v1/messages/count_tokens")))
+    assert by_verdict(seen, Verdict.OK) == {check.name for check in command.CHECKS}, seen
+    assert "not served here: /v1/messages, /v1/messages/count_tokens" in seen["all LLM paths"].why
+
+
+def test_a_gateway_may_have_tls_and_a_path_of_its_own(tmp_path: Path) -> None:
+    """Its certificate has to be trusted."""
+    pem = tmp_path / "both.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    made += [
+        "-subj",
+        "/CN=gateway",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-keyout",
+        pem,
+        "-out",
+        tmp_path / "c.pem",
+    ]
+    subprocess.run(made, check=True, capture_output=True)
+    pem.write_text(pem.read_text("utf-8") + (tmp_path / "c.pem").read_text("utf-8"), "utf-8")
+    with listening(Sham(certificate=pem, prefix="/llm")) as url:
+        results = command.examine(Visit(Gateway(url, ca_file=str(tmp_path / "c.pem")), KNOWN))
+        assert {result.verdict for result in results} == {Verdict.OK}, results
+        with pytest.raises(NoAnswer, match="certificate"):
+            command.examine(Visit(Gateway(url), KNOWN))
 
 
 def test_a_path_of_another_service_must_not_be_refused() -> None:
@@ -283,6 +319,7 @@ def test_the_command_may_write_json_instead(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [(("--api", "gemini"), "openai or anthropic"), (("--other", "orders"), "begin with /"),
+     (("--json", "no/such/folder"), "no such folder"),
      (("--header", "x-team"), "x-team: search"), (("--header", "a: b\tc"), "x-team: search")],
 )  # fmt: skip
 def test_wrong_arguments_are_told(
@@ -291,6 +328,15 @@ def test_wrong_arguments_are_told(
     """Before anything is asked."""
     code, output = tidegate("http://127.0.0.1:1", *arguments, monkeypatch=monkeypatch, folder=tmp_path)
     assert (code, word in output) == (2, True), output
+
+
+def test_nobody_there_is_a_message_and_no_finding(tmp_path: Path) -> None:
+    """The exit status tells it from a gateway with something wrong."""
+    command_line = [sys.executable, "-m", "extproc", "doctor", "http://127.0.0.1:1", "--timeout", "1"]
+    done = subprocess.run(command_line, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("no whole answer")
+    assert "Traceback" not in done.stderr
 
 
 def test_the_report_counts_verdicts_and_tokens() -> None:

@@ -116,7 +116,7 @@ def test_the_large_body_was_large_at_the_upstream(stack: Stack) -> None:
 
 
 def short_patience(envoy: Envoy) -> None:
-    admission(envoy)["message_timeout"] = "0.2s"
+    admission(envoy)["message_timeout"] = "0.4s"
 
 
 def no_patience(envoy: Envoy) -> None:
