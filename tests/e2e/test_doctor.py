@@ -17,7 +17,9 @@ from extproc.doctor.asking import Gateway
 from extproc.doctor.visit import Expected, Result, Verdict, Visit
 from extproc.render.filters import ADMISSION, processing_mode
 from extproc.stack import Stack
-from tests.e2e.doubles import running
+from tests.e2e.conftest import settings_for
+from tests.e2e.doubles import Upstream, running
+from tests.e2e.test_merged import EXISTING, Beside
 
 Envoy = dict[str, Any]
 OFF = {
@@ -223,6 +225,26 @@ def test_a_neighbour_is_left_alone_or_not(stack: Stack) -> None:
 
     assert wrong(examined(stack, other="/orders", tokens=False)) == {"other paths"}
     assert not wrong(examined(stack, neighbour, other="/orders", tokens=False))
+
+
+def test_beside_other_services_every_check_is_ok(tmp_path: Path) -> None:
+    """Merged into an Envoy that had filters and routes before: one of those is left alone, and so nothing is untold."""
+    upstreams: dict[str, Any] = {
+        "primary": {"concurrency": 50, "fake": SLOW},
+        "local": {"owned": True, "concurrency": 50, "fake": SLOW},
+    }
+    settings = settings_for(
+        upstreams=upstreams, routes=[{"models": ["gpt-5"], "chain": ["primary", "local"]}], other_endpoints=None
+    )
+    with Upstream().listening() as shop:
+        text = EXISTING.read_text("utf-8")
+        for old, new in {9901: settings.gateway.admin_port, 9000: settings.gateway.port, 9001: shop.port}.items():
+            text = text.replace(f"port_value: {old}", f"port_value: {new}")
+        (tmp_path / "existing.yaml").write_text(text, "utf-8")
+        with Beside(settings, tmp_path, workers=1) as beside:
+            expected = Expected.of(settings, fails_open=False)
+            results = command.examine(Visit(Gateway(beside.url), expected, other="/teapot"))
+    assert {result.verdict for result in results} == {Verdict.OK}, results
 
 
 def test_a_dead_service_is_told(stack: Stack) -> None:
