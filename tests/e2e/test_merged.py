@@ -23,7 +23,7 @@ import pytest
 
 from extproc.stack import Stack, envoy_binary
 from tests.e2e.conftest import books_balance, chat, fill_buckets, settings_for
-from tests.e2e.doubles import CHAT, MESSAGES, NEVER_OPENS, Received, Upstream, forget, until
+from tests.e2e.doubles import ANSWER, CHAT, MESSAGES, NEVER_OPENS, Received, Upstream, forget, until
 
 EXISTING = Path(__file__).parents[1] / "render" / "existing" / "plain.yaml"
 TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
@@ -300,6 +300,18 @@ def test_bodies_are_kept_up_to_tidegates_limit_not_the_listeners(stage: Stage) -
     got = HTTP.post(stage.stack.url + CHAT, json=chat(long, model="vendors"))
     assert got.status_code == 200, got.text
     assert stage.vendor.last().json()["messages"][0]["content"] == long
+
+
+def test_answers_may_be_larger_than_the_listeners_limit(stage: Stage) -> None:
+    """A JSON answer is read whole on its way, up to `gateway.max_answer_bytes`."""
+    answer = json.loads(ANSWER)
+    answer["choices"][0]["message"]["content"] = "word " * 600_000
+    stage.vendor.answers[:] = [(200, {}, json.dumps(answer).encode())]
+    got = HTTP.post(stage.stack.url + CHAT, json=chat(model="vendors"))
+    assert got.status_code == 200, got.text
+    assert got.json() == answer
+    books_balance(stage.stack)
+    assert stage.stack.state()["tally"]["unknown_usage"] == 0, "what it said of its usage was read"
 
 
 def test_a_long_answer_is_one_line_of_the_log(stage: Stage) -> None:
