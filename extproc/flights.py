@@ -356,6 +356,9 @@ class Flights:
             self._time(flight, record)
             return
         outcome, cause, malformed = _verdict(record, self._provider(record.upstream))
+        if outcome in (Outcome.FAILURE, Outcome.CREDENTIAL):
+            error = str(record.tail.get("error", ""))
+            outcome = self._of_the_model(record.upstream, record.status, error, outcome, flight.request.model)
         self._tell_breaker(flight, record, outcome, cause, malformed=malformed)
 
     def _judge(self, record: Record, flight: Flight | None = None) -> Outcome:
@@ -364,7 +367,7 @@ class Flights:
         if flight is not None and flight.hurried and "upstream_request_timeout" in record.flags:
             outcome = Outcome.IGNORED
         if flight is not None and outcome in (Outcome.FAILURE, Outcome.CREDENTIAL):
-            outcome = self._of_the_model(record, outcome, flight.request.model)
+            outcome = self._of_the_model(record.upstream, record.status, record.error, outcome, flight.request.model)
         if flight is not None and outcome is Outcome.FAILURE and self._fails_anywhere(record, flight.request):
             outcome = Outcome.IGNORED
         what = record.error or ", ".join(sorted(record.flags)) or "no answer"
@@ -384,15 +387,17 @@ class Flights:
             return False
         return self._suspects.failed(request.fingerprint or request.ticket, record.upstream, self._clock.time())
 
-    def _of_the_model(self, record: Record, outcome: Outcome, model: str) -> Outcome:
+    def _of_the_model(self, upstream: str, status: int, error: str, outcome: Outcome, model: str) -> Outcome:
         """What it says where it may be about the model alone.
 
         A model that is missing, or that our key may not use, is our mistake. But where a caller may ask for any name it
         says nothing; and that our key is refused, which might be for the name, needs as many signs as a failure.
         """
-        missing = record.status == NOT_FOUND or record.error.endswith(f"/{NO_SUCH_MODEL}")
-        place = self._policy.upstreams.get(record.upstream)
-        if not (missing or record.status == FORBIDDEN) or place is None:
+        _, _, code = error.partition("/")
+        status = named_status(status, code)
+        missing = status == NOT_FOUND or code == NO_SUCH_MODEL
+        place = self._policy.upstreams.get(upstream)
+        if not (missing or status == FORBIDDEN) or place is None:
             return outcome
         if not is_callers_word(self._policy, place, model):
             return outcome

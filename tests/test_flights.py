@@ -874,6 +874,23 @@ def test_a_key_that_is_refused_for_what_only_its_caller_named_is_a_failure_like_
     play(scenario)
 
 
+@pytest.mark.parametrize(("error", "models", "most"), [("-/403", "*", 2), ("-/403", "m", 0), ("-/404", "*", 3)])
+def test_what_an_error_in_a_stream_says_of_a_name_is_what_its_status_would(error: str, models: str, most: int) -> None:
+    """It comes under 200, and names its status itself."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, policy=replace(POLICY, routes=(Route("any", (models,), ("a",)),)))
+        borne = 0
+        for _ in range(3):
+            trip = await desk.take_off("ab", model="m")
+            await trip.final("a", 200, tail={"error": error})
+            await trip.land()
+            borne += desk.breakers.allows("a")
+        assert borne == most
+
+    play(scenario)
+
+
 @pytest.mark.parametrize(("status", "tail", "kept"), [(503, {}, 60), (200, {"events": 7}, 67), (200, {}, 100)])
 def test_what_was_ended_here_is_booked_as_if_its_client_had_left(
     kind: type[Ledger], status: int, tail: dict[str, Any], kept: float
