@@ -182,7 +182,15 @@ class Service:
         outlook = Outlook(self.breakers.rest_s, self.breakers.earliest_probe, self.limiter.predicted_s)
         retries = self.admission.retries
         dispatch = Dispatch(
-            self.policy, self.capacity, self.clock, timing, wording, *health, retries=retries, outlook=outlook
+            self.policy,
+            self.capacity,
+            self.clock,
+            timing,
+            wording,
+            *health,
+            retries=retries,
+            outlook=outlook,
+            slow=self.breakers.slow,
         )
         copies, observe = self.admission.copies, self.admission.observe
         return Handler(reception, copies, self.flights, self.limiter, dispatch, wording, self.clock, observe)

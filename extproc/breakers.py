@@ -48,6 +48,10 @@ class Breakers:
             return breaker.state is State.CLOSED
         return breaker.allows(self._returned(upstream), self._clock.time())
 
+    def slow(self, upstream: str) -> bool:
+        """Whether users are kept away from there, or return by and by, merely because first tokens are late."""
+        return self.by_name[upstream].merely_slow
+
     def room(self, upstream: str) -> float:
         """How many more may go there while traffic returns; elsewhere any number."""
         breaker = self.by_name[upstream]

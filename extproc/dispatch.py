@@ -75,9 +75,11 @@ class Dispatch:
         retries: RetryBudget | None = None,
         *,
         outlook: Outlook,
+        slow: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """Keep them. `fits`: whether an upstream answers prompts of so many tokens well. `retries` lends second
-        attempts at an only upstream; None for never.
+        attempts at an only upstream; None for never. slow: whether a breaker keeps users away merely because first
+        tokens are late.
         """
         self._retries = retries
         self._policy = policy
@@ -87,6 +89,7 @@ class Dispatch:
         self._wording = wording
         self._allows = allows
         self._fits = fits
+        self._slow = slow
         self._outlook = outlook
         self._waits: dict[tuple[str, str, str], tuple[float, float]] = {}
         """By lane, route and upstream: when a wait was forecast, and for when."""
@@ -107,7 +110,7 @@ class Dispatch:
         terms = self._terms[request.lane]
         names = self._good(wants, first)
         flight.order = order = routing.order(
-            first, names, self._allows, lambda name: self._has_room(wants, name, terms)
+            first, names, self._allows, lambda name: self._has_room(wants, name, terms), self._slow
         )
         flight.accounting = {name: self._policy.upstreams[name].accounting for name in order}
         rewrite = self._rewrite(request, order, document)

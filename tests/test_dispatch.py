@@ -11,7 +11,7 @@ import pytest
 
 from extproc import dialects
 from extproc.breakers import Breakers
-from extproc.core.breaker import Outcome, Signal
+from extproc.core.breaker import Evidence, Outcome, Signal
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.capacity import Claim
@@ -83,7 +83,10 @@ class Gate:
         self.forecasts: list[tuple[str, str]] = []
         outlook = Outlook(self.breakers.rest_s, self.breakers.earliest_probe, self._wait_s)
         health: tuple[Any, Any] = self.breakers.allows, (lambda name, _: name not in self.unfit)
-        self.dispatch = Dispatch(policy, self.capacity, self.clock, timing, wording, *health, retries, outlook=outlook)
+        slow = self.breakers.slow
+        self.dispatch = Dispatch(
+            policy, self.capacity, self.clock, timing, wording, *health, retries, outlook=outlook, slow=slow
+        )
 
     def _wait_s(self, asked: Request, wants: Wants) -> float:
         [name] = wants.names
@@ -174,6 +177,17 @@ def test_an_order_ends_before_an_engine_that_is_full_for_the_lane() -> None:
     watermark.observe(Reading(0.75, running=3.0, tokens=100_000.0), gate.clock.time())
     assert gate.depart(BODY, "P0").order == ("o", "v")
     assert gate.depart(BODY, "P2").order == ("o",)
+
+
+def test_who_is_merely_slow_stands_behind_all_others() -> None:
+    """A late answer is better than none; one that is sick is not asked."""
+    gate = Gate(*(engine(name, "openai", told=False) for name in "abcd"))
+    for n in range(320):
+        late = Evidence(prompt=10, first_token_s=2.0 if n < 300 else 20.0)
+        gate.breakers.record("b", Outcome.SUCCESS, began=gate.clock.now, cause="", evidence=late)
+    for _ in range(3):
+        gate.breakers.record("c", Outcome.FAILURE, began=gate.clock.now, cause="")
+    assert gate.depart(BODY).order == ("a", "d", "b")
 
 
 def test_a_failover_may_use_what_its_lane_keeps_free() -> None:

@@ -343,6 +343,55 @@ def test_those_who_are_let_go_together_are_no_more_than_may_return(kind: type[Le
     play(scenario)
 
 
+def test_who_is_merely_slow_serves_where_nobody_else_may_be_asked(kind: type[Ledger]) -> None:
+    """At once and within its limits, before what is owned and sick has to; and not while there is anybody else."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench = Bench(loop, slots(a=(9, 0), b=(1, 0), z=(9, 0)), kind, slow="b".__eq__)
+        bench.sick, bench.probe_at = set("abz"), loop.time() + 60
+        assert (await bench.send("abz")).upstream == "b"
+        second = bench.send("abz")
+        await asyncio.sleep(2)
+        assert not second.done()
+        await bench.free("upstream/b/slots")
+        assert (await second).upstream == "b"
+        await bench.free("upstream/b/slots")
+        bench.sick = {"b"}
+        assert (await bench.send("ba")).upstream == "a"
+        await bench.stop()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("chain", "a", "b"), [("a", 30, 0), ("ab", 2, 28)])
+def test_a_window_does_not_bind_those_who_have_nobody_else_to_ask(
+    kind: type[Ledger], chain: str, a: int, b: int
+) -> None:
+    """Traffic returns to one that was merely slow; it is better than none, and the other one is better than it."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        store = slots(a=(99, 0), b=(99, 0))
+        store |= {f"upstream/a/m{n}/total": TokenBucket(1e6, 1e6, 1e6, loop.time()) for n in range(30)}
+        held = store["upstream/a/slots"]
+        assert isinstance(held, Slots)
+        windows = {"a": lambda: 2 - held.used, "b": lambda: inf}
+        slow: set[str] = set()
+        bench = Bench(loop, store, kind, room=lambda name: windows[name](), slow=slow.__contains__)
+        bench.sick, bench.probe_at = {"a", "b"}, loop.time() + 5
+        tasks = [bench.send(chain, model=f"m{n}") for n in range(30)]
+        await asyncio.sleep(1)
+        assert not any(task.done() for task in tasks)
+        slow.add("a")
+        bench.limiter._allows = lambda name: name == "b" or held.used < 2
+        bench.limiter.kick()
+        went = [(await task).upstream for task in tasks]
+        assert (went.count("a"), went.count("b")) == (a, b)
+        assert loop.time() == pytest.approx(1001, abs=0.5)
+        await bench.stop()
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("chain", ["az", "z"])
 def test_what_is_owned_serves_when_the_next_probe_turns_out_to_be_too_late(kind: type[Ledger], chain: str) -> None:
     """The one that was waited for has failed, and everybody in line is looked at again."""

@@ -204,7 +204,8 @@ class Gateway:
         health = admission.breakers.allows, admission.breakers.fits
         flights, limiter = admission.flights, admission.limiter
         outlook = Outlook(admission.breakers.rest_s, admission.breakers.earliest_probe, limiter.predicted_s)
-        dispatch = Dispatch(policy, admission.capacity, loop, timing, wording, *health, outlook=outlook)
+        slow = admission.breakers.slow
+        dispatch = Dispatch(policy, admission.capacity, loop, timing, wording, *health, outlook=outlook, slow=slow)
         return Handler(reception, admission.copies, flights, limiter, dispatch, wording, loop, admission.observe)
 
     async def _sweep(self) -> None:
