@@ -301,11 +301,11 @@ class Flights:
         outcome = self._judge(record, flight)
         if record.flags & CLIENT_LEFT or 0 < record.status < 400:  # noqa: PLR2004 - the answer had begun
             return
-        self._observe(AttemptFailed(record.upstream, outcome, record.status, record.error, flight.request.ticket))
-        refund = Refund.UNSENT if record.flags & UNSENT else Refund.INPUT_KEPT if record.flags & CUT else Refund.ALL
-        last = _passed_on(record) or (flight.again and not _asked_again(record))
+        refund, last = _refund(record), _passed_on(record) or (flight.again and not _asked_again(record))
         at, came = flight.at, flight.came
         changes = flight.attempt_failed(record.upstream, refund, self._clock.time(), last=last)
+        about = record.upstream, outcome, record.status, record.error, flight.request.ticket
+        self._observe(AttemptFailed(*about, following=flight.at, charged=refund is Refund.KEPT))
         if flight.landed is None and flight.at != at:
             self._breakers.ended(at, came)
         await self._apply(changes, self._own.get(flight), flight.taken)
@@ -524,6 +524,13 @@ def _is_news(flight: Flight, record: Record) -> bool:
     return True
 
 
+def _refund(record: Record) -> Refund:
+    """What comes back after a failed attempt. A whole answer that was none, and was not passed on, is paid for."""
+    if record.error.startswith(MALFORMED):
+        return Refund.KEPT
+    return Refund.UNSENT if record.flags & UNSENT else Refund.INPUT_KEPT if record.flags & CUT else Refund.ALL
+
+
 def _passed_on(record: Record) -> bool:
     """Whether the router gave this attempt's answer to the caller; else it asks the next upstream (render.routes)."""
     return 400 <= record.shown < 500 and record.shown != 429  # noqa: PLR2004 - HTTP
@@ -580,7 +587,7 @@ def _meaning(provider: str, status: int, error: str) -> Outcome:
 def _settled(flight: Flight, record: Record, usage: Usage | None, *, client_gone: bool) -> Settled:
     return Settled(
         request=flight.request,
-        upstream=record.upstream,
+        upstream=record.upstream if client_gone or record.status < 400 else "",  # noqa: PLR2004 - HTTP
         attempts=max(1, flight.attempts),
         status=0 if record.details == REPLACED and record.status >= 400 else record.status,  # noqa: PLR2004 - HTTP
         usage=usage,
