@@ -116,6 +116,7 @@ class Dispatch:
         rewrite = self._rewrite(request, order, document)
         last_resort = self._last_resort(request.route, greeting, document)
         flight.again = len(order) == 1 and self._may_try_again(request, now)
+        flight.lent = now if flight.again else None
         attempts = len(order) + flight.again
         per_try_s, total_s = self._limits(request, attempts, now)
         flight.hurried = min(per_try_s, total_s or per_try_s) < HURRIED * self._usual_s(request)

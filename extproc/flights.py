@@ -306,6 +306,8 @@ class Flights:
         changes = flight.attempt_failed(record.upstream, refund, self._clock.time(), last=last)
         about = record.upstream, outcome, record.status, record.error, flight.request.ticket
         self._observe(AttemptFailed(*about, following=flight.at, charged=refund is Refund.KEPT))
+        if flight.tried:
+            self._settle_lent(flight, used=True)
         if flight.landed is None and flight.at != at:
             self._breakers.ended(at, came)
         await self._apply(changes, self._own.get(flight), flight.taken)
@@ -335,10 +337,16 @@ class Flights:
     def _close(self, flight: Flight, event: Settled) -> None:
         """Its outcome is known, or never will be."""
         self._observe(event)
-        if flight.again and self._retries is not None:
-            self._retries.settle(flight.request.tenant, self._clock.time(), used=flight.attempts > 1)
+        self._settle_lent(flight, used=flight.attempts > 1)
         if flight.used is not None:
             self._tell_used(flight.request, flight.used)
+
+    def _settle_lent(self, flight: Flight, *, used: bool) -> None:
+        """Whether its second attempt is needed is known: told once, at the first's failure if that is heard of."""
+        if flight.lent is None or self._retries is None:
+            return
+        self._retries.settle(flight.request.tenant, self._clock.time(), used=used, lent=flight.lent)
+        flight.lent = None
 
     def _usage(self, flight: Flight, record: Record) -> Usage | None:
         usage = usage_of(flight.request.dialect, record.tail)

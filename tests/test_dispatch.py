@@ -77,6 +77,7 @@ class Gate:
         policy = Policy(self.upstreams, (route,), lanes, {})
         wording = Wording(lambda _: 503, lambda: 0.5)
         self.unfit: set[str] = set()
+        self.flights: list[Flight] = []
         timing = Timing(10, 5000, 60, 900)
         self.breakers = Breakers(upstreams, self.clock, Observer(), chance=lambda: 0.0)
         self.waits: dict[str, float] = {}
@@ -109,7 +110,8 @@ class Gate:
         for name in self.upstreams if free is not None else ():
             prices[name] += () if name in free else (Claim(f"upstream/{name}/usd_day", 1.0),)
         wants, document = Wants(names, prices, costless=free), dialects.read(endpoint, body)
-        return self.dispatch.depart(Flight(asked), wants, names[0], greeting(endpoint, lane), document)
+        self.flights.append(Flight(asked))
+        return self.dispatch.depart(self.flights[-1], wants, names[0], greeting(endpoint, lane), document)
 
     def priorities(self, departure: Departure) -> list[Any]:
         """What each upstream of the order will read as `priority`."""
@@ -250,6 +252,7 @@ def test_an_only_upstream_gets_a_second_attempt_while_the_budget_lasts() -> None
     assert (departure.again, departure.per_try_s) == (True, 4.0)
     departure = alone.depart(BODY, stream=True, deadline=alone.clock.time() + 8.0)
     assert (departure.again, departure.per_try_s) == (False, 8.0)
+    assert [flight.lent for flight in alone.flights[-2:]] == [alone.clock.time(), None]
     assert not Gate(engine("a", "openai")).depart(BODY).again
 
 

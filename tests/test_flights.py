@@ -28,6 +28,7 @@ from extproc.core.policy import (
     Dollars,
     Policy,
     Prices,
+    RetryRules,
     Route,
     SessionLimits,
     Tenant,
@@ -36,6 +37,7 @@ from extproc.core.policy import (
 from extproc.core.quota import account_of, purse, route_place, upstream_place
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Dialect, Request, Size, Usage
+from extproc.core.retries import RetryBudget
 from extproc.core.spend import PriceList
 from extproc.flights import LEASE_S, MOST_CLOSED, REPLACED, Flights
 from extproc.ports import Record, RecordKind
@@ -114,6 +116,7 @@ class Desk:
         self.breakers = Breakers(policy.upstreams.values(), loop, self.observer, chance=lambda: 0.0)
         self.pace = Pace()
         self.affinity = Affinity()
+        self.retries = RetryBudget(RetryRules(share=0.0, least_per_s=0.1))
         self.freed = 0
         self.learned: list[tuple[str, Usage]] = []
         self.used: list[tuple[str, Size]] = []
@@ -133,6 +136,7 @@ class Desk:
             freed=self._freed,
             learned=lambda _, upstream, usage, *, complete: self.learned.append((upstream, usage)),  # noqa: ARG005
             settled=lambda request, used: self.used.append((request.ticket, used)),
+            retries=self.retries,
         )
         self.tickets = 0
 
@@ -1414,5 +1418,29 @@ def test_an_only_upstream_that_fails_and_then_gives_no_answer_has_failed_once() 
             await trip.final("a", tail=tail, attempt=2)
             await trip.land()
             assert desk.breakers.by_name["a"].failures == failures
+
+    play(scenario)
+
+
+def test_a_second_attempt_is_counted_once_and_as_soon_as_it_begins() -> None:
+    """Not at its end: others would borrow meanwhile what is used already. Who does not need it frees it then."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for fails in (True, False):
+            now = loop.time()
+            assert desk.retries.lend("default", now)
+            assert not desk.retries.lend("default", now)
+            trip = await desk.take_off("a")
+            trip.flight.again, trip.flight.lent = True, now
+            if fails:
+                await trip.failed("a", 503, shown=503)
+                await asyncio.sleep(9.9)
+                assert not desk.retries.lend("default", loop.time())
+                await asyncio.sleep(0.2)
+            await trip.final("a", tail=DONE, attempt=1 + fails)
+            assert desk.retries.lend("default", loop.time())
+            await trip.land()
+            await asyncio.sleep(30.0)
 
     play(scenario)

@@ -62,7 +62,8 @@ class Flight:
     has cost so far; None as long as no price was known. timed: how long its first token took was told. blamed: what
     was told against upstreams: each, and which breaker's outcome. at, came: where it is, empty for nowhere, and since
     when. taken: when what it needs was first taken at each upstream, but for those that were learned of by their
-    answer. Before `depart` only `cancel` changes anything.
+    answer. lent: since when it has a second attempt that nobody was told of whether it is used. Before `depart` only
+    `cancel` changes anything.
     """
 
     request: Request
@@ -82,6 +83,7 @@ class Flight:
     hurried: bool = False
     again: bool = False
     tried: bool = False
+    lent: float | None = None
     settled: bool = False
     used: Size | None = None
     cost: float | None = None
