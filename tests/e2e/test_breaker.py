@@ -326,6 +326,28 @@ async def test_slow_first_tokens_open_it_without_any_error(gate: Gate) -> None:
     assert (told["sign"], told["numbers"]["first_token_s"] > 2) == ("slow", True)
 
 
+async def test_who_is_merely_slow_serves_on_where_nobody_else_may_be_asked(gate: Gate) -> None:
+    """Though its breaker is open, and rests for long; until it fails, too, and is sick like any other."""
+    rules = {"slow": {"least_s": 0.3, "volume": 10}, "cool_down_s": 120, "cool_down_max_s": 120}
+    stack = gate(
+        upstreams={"primary": {"concurrency": 100, "breaker": rules}},
+        routes=[{"models": ["*"], "chain": ["primary"], "acknowledge_unowned": True}],
+    )
+    for _ in range(25):
+        assert post(stack, body=chat(stream=True)).status_code == 200
+    async with crowd(stack) as clients:
+        late = {"x_fake_fault": "slow-first-token;s=2"}
+        first = await asyncio.gather(*(clients.ask(chat(stream=True), **late) for _ in range(12)))
+        await asyncio.to_thread(until, lambda: state_of(stack) == "open")
+        then = await asyncio.gather(*(clients.ask(chat(f"{n}", stream=True), **late) for n in range(12)))
+    assert {answer.status for answer in (*first, *then)} == {200}
+    assert state_of(stack) == "open"
+    assert [(one["after"], one["sign"]) for one in alerts(stack)] == [("open", "slow")]
+    until(lambda: post(stack, "503").headers.get("x-tidegate-reason") == "no_upstream")
+    assert state_of(stack) == "open"
+    books_balance(stack)
+
+
 USUAL_S, SLOWEST_S, STEP = 0.1, 1.5, 1.25
 """Seconds to the first token on a good day and at the end of a slow decay, and how much each step adds to it."""
 
