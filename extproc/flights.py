@@ -38,7 +38,7 @@ from extproc.core.request import Request, Size, Usage
 from extproc.core.retries import RetryBudget
 from extproc.core.routing import is_callers_word, slots_key
 from extproc.core.suspects import Suspects
-from extproc.dialects import ErrorClass, classify, named_status, usage_of
+from extproc.dialects import ErrorClass, classify, usage_of
 from extproc.ports import Capacity, Clock, Observer, Record, RecordKind
 
 __all__ = ["Flights"]
@@ -68,7 +68,6 @@ HOLLOW = frozenset({"broken", "empty", "short"})
 """What is wrong with an answer that has its end; its caller may have brought it about, by a grammar nothing fits."""
 MALFORMED = "malformed"
 """How the filter at the upstream calls an answer that is no JSON."""
-NOT_FOUND, FORBIDDEN = 404, 403
 NO_SUCH_MODEL = "model_not_found"
 OVERLOADED = 503
 FAILED = 500
@@ -366,7 +365,7 @@ class Flights:
         outcome, cause, malformed = _verdict(record, self._provider(record.upstream))
         if outcome in (Outcome.FAILURE, Outcome.CREDENTIAL):
             error = str(record.tail.get("error", ""))
-            outcome = self._of_the_model(record.upstream, record.status, error, outcome, flight.request.model)
+            outcome = self._of_the_request(record.upstream, record.status, error, outcome, flight.request)
         self._tell_breaker(flight, record, outcome, cause, malformed=malformed)
 
     def _judge(self, record: Record, flight: Flight | None = None) -> Outcome:
@@ -375,7 +374,7 @@ class Flights:
         if flight is not None and flight.hurried and "upstream_request_timeout" in record.flags:
             outcome = Outcome.IGNORED
         if flight is not None and outcome in (Outcome.FAILURE, Outcome.CREDENTIAL):
-            outcome = self._of_the_model(record.upstream, record.status, record.error, outcome, flight.request.model)
+            outcome = self._of_the_request(record.upstream, record.status, record.error, outcome, flight.request)
         if flight is not None and outcome is Outcome.FAILURE and self._fails_anywhere(record, flight.request):
             outcome = Outcome.IGNORED
         what = record.error or ", ".join(sorted(record.flags)) or "no answer"
@@ -395,21 +394,22 @@ class Flights:
             return False
         return self._suspects.failed(request.fingerprint or request.ticket, record.upstream, self._clock.time())
 
-    def _of_the_model(self, upstream: str, status: int, error: str, outcome: Outcome, model: str) -> Outcome:
-        """What it says where it may be about the model alone.
+    def _of_the_request(self, upstream: str, status: int, error: str, outcome: Outcome, request: Request) -> Outcome:
+        """What it says where it may be about what was asked.
 
-        A model that is missing, or that our key may not use, is our mistake. But where a caller may ask for any name it
-        says nothing; and that our key is refused, which might be for the name, needs as many signs as a failure.
+        A model that is missing, or that our key may not use, is our mistake; but where a caller may ask for any name it
+        says nothing. What our key may not do may be for the request's content, or for what it refers to: however often
+        that is sent, it is one sign.
         """
-        _, _, code = error.partition("/")
-        status = named_status(status, code)
-        missing = status == NOT_FOUND or code == NO_SUCH_MODEL
-        place = self._policy.upstreams.get(upstream)
-        if not (missing or status == FORBIDDEN) or place is None:
-            return outcome
-        if not is_callers_word(self._policy, place, model):
-            return outcome
-        return Outcome.IGNORED if missing else Outcome.FAILURE
+        kind, _, code = error.partition("/")
+        means, place = classify(self._provider(upstream), status, kind, code), self._policy.upstreams.get(upstream)
+        missing = means is ErrorClass.MISSING or code == NO_SUCH_MODEL
+        if missing and place is not None and is_callers_word(self._policy, place, request.model):
+            return Outcome.IGNORED
+        if means is ErrorClass.FORBIDDEN:
+            name, now = request.fingerprint or request.ticket, self._clock.time()
+            return Outcome.IGNORED if self._suspects.failed(name, upstream, now, once=True) else outcome
+        return outcome
 
     def _time(self, flight: Flight, record: Record) -> None:
         """How long its first token took, or that it did not come in this time, is all that it says."""
@@ -578,13 +578,12 @@ def _verdict(record: Record, provider: str) -> tuple[Outcome, str, bool]:
 
 def _meaning(provider: str, status: int, error: str) -> Outcome:
     kind, _, code = error.partition("/")
-    status = named_status(status, code)
     match classify(provider, status, kind, code):
         case ErrorClass.PACE:
             return Outcome.PACED
         case ErrorClass.TERMINAL:
             return Outcome.TERMINAL
-        case ErrorClass.CREDENTIAL if status != NOT_FOUND:  # a model's name, which the client may have chosen
+        case ErrorClass.CREDENTIAL:
             return Outcome.CREDENTIAL
         case ErrorClass.CLIENT | ErrorClass.NONE:
             return Outcome.IGNORED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -82,6 +82,12 @@ USUAL_QUOTA = {"slots": 1, "requests": 1, "total": 100}
 LEFT = frozenset({"downstream_remote_reset"})
 TIMEOUT = frozenset({"upstream_request_timeout"})
 REFUSED = frozenset({"upstream_connection_failure"})
+
+
+def served_by(provider: str, *models: str) -> Policy:
+    """Both upstreams are of `provider`, and `a` serves what fits `models`."""
+    upstreams = {name: replace(upstream, provider=provider) for name, upstream in POLICY.upstreams.items()}
+    return replace(POLICY, upstreams=upstreams, routes=(Route("any", models, ("a",)),))
 
 
 @pytest.fixture(params=KINDS, ids=["memory", "suspending"])
@@ -809,7 +815,8 @@ def test_an_end_that_comes_while_silent_requests_are_swept_is_no_trouble() -> No
         ({"status": 500, "error": "server_error/-"}, "failures"),
         ({"status": 401, "error": "-/invalid_api_key"}, "credential"),
         ({"status": 429, "error": "-/insufficient_quota"}, "terminal"),
-        ({"status": 404, "error": "-/account_deactivated"}, "failures"),
+        ({"status": 403, "error": "-/invalid_api_key"}, "credential"),
+        ({"status": 403}, "failures"),
         ({"status": 0, "flags": TIMEOUT}, "failures"),
         ({"status": 0, "flags": REFUSED}, "failures"),
         ({"status": 429}, "paced"),
@@ -844,9 +851,9 @@ def test_a_missing_model_that_only_its_caller_named_says_nothing() -> None:
     """Or whoever asks for what does not exist would close an engine to everybody."""
 
     async def scenario(loop: VirtualLoop) -> None:
-        desk = Desk(loop, policy=replace(POLICY, routes=(Route("any", ("*",), ("a",)),)))
+        desk = Desk(loop, policy=served_by("vllm", "*"))
         trip = await desk.take_off("ab")
-        await trip.failed("a", status=404, error="-/account_deactivated")
+        await trip.failed("a", status=404, error="NotFoundError/model_not_found")
         assert desk.breakers.by_name["a"].failures == 0
         await trip.land()
         trip = await desk.take_off("ab")
@@ -857,28 +864,90 @@ def test_a_missing_model_that_only_its_caller_named_says_nothing() -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize(("status", "models", "most"), [(403, "*", 2), (403, "m", 0), (401, "*", 0)])
-def test_a_key_that_is_refused_for_what_only_its_caller_named_is_a_failure_like_others(
-    status: int, models: str, most: int
+REQUESTS = ("one", "two", "three")
+
+
+async def borne(desk: Desk, bodies: Sequence[str], status: int, error: str) -> int:
+    """How many failures of `a` it bears, for requests with these bodies one after the other."""
+    count = 0
+    for body in bodies:
+        trip = await desk.take_off("ab", model="m", fingerprint=body)
+        await trip.failed("a", status=status, error=error)
+        await trip.land()
+        count += desk.breakers.allows("a")
+    return count
+
+
+@pytest.mark.parametrize("models", ["*", "m"])
+@pytest.mark.parametrize(
+    ("provider", "status", "error", "most"),
+    [
+        ("xai", 403, "-/permission-denied", 2),
+        ("gemini", 403, "PERMISSION_DENIED/403", 2),
+        ("anthropic", 403, "permission_error/-", 2),
+        ("bedrock", 403, "AccessDeniedException/-", 2),
+        ("compatible", 403, "-/-", 2),
+        ("bedrock", 403, "ExpiredTokenException/-", 0),
+        ("compatible", 403, "-/invalid_api_key", 0),
+        ("compatible", 401, "-/-", 0),
+        ("xai", 403, "-/content_policy_violation", 3),
+    ],
+)
+def test_what_our_key_may_not_do_is_a_failure_like_others(
+    provider: str, status: int, error: str, most: int, models: str
 ) -> None:
-    """It may be for the name, so one says no more than any failure; where the name is written here, or nobody is known
-    by that key, one is enough.
+    """It may be for what was asked, so one says no more than any failure, whoever names the model; where nobody is
+    known by that key, one is enough. A filter's refusal says nothing.
     """
 
     async def scenario(loop: VirtualLoop) -> None:
-        desk = Desk(loop, policy=replace(POLICY, routes=(Route("any", (models,), ("a",)),)))
-        borne = 0
-        for _ in range(3):
-            trip = await desk.take_off("ab", model="m")
-            await trip.failed("a", status=status, error="-/-")
-            await trip.land()
-            borne += desk.breakers.allows("a")
-        assert borne == most
+        assert await borne(Desk(loop, policy=served_by(provider, models)), REQUESTS, status, error) == most
 
     play(scenario)
 
 
-@pytest.mark.parametrize(("error", "models", "most"), [("-/403", "*", 2), ("-/403", "m", 0), ("-/404", "*", 3)])
+def test_what_our_key_may_not_do_for_one_request_is_one_sign() -> None:
+    """However often its client sends it, and wherever it goes: a single prompt closes nothing to everybody. Of others
+    each is a sign.
+    """
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, policy=served_by("gemini", "m"))
+        assert await borne(desk, ["same"] * 9, 403, "PERMISSION_DENIED/403") == 9
+        assert desk.breakers.by_name["a"].failures == 1
+        trip = await desk.take_off("ab", model="m", fingerprint="same")
+        await trip.failed("b", status=403, error="PERMISSION_DENIED/403")
+        await trip.final("b", 200, attempt=2, tail={"error": "PERMISSION_DENIED/403"})
+        await trip.land()
+        assert desk.breakers.by_name["b"].failures == 0
+        assert await borne(desk, REQUESTS, 403, "PERMISSION_DENIED/403") == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "exact", "any_name"),
+    [
+        ("NotFoundError/model_not_found", 2, 3),
+        ("invalid_request_error/404", 3, 3),
+        ("-/-", 3, 3),
+        ("NotFoundError/404", 3, 3),
+    ],
+)
+@pytest.mark.parametrize("provider", ["vllm", "sglang"])
+def test_only_a_model_that_an_engine_has_not_speaks_against_it(
+    provider: str, error: str, exact: int, any_name: int
+) -> None:
+    """Where its name is written here. What else is not there (an endpoint, an answer to go on from) a caller chose."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        for models, most in (("m", exact), ("*", any_name)):
+            assert await borne(Desk(loop, policy=served_by(provider, models)), REQUESTS, 404, error) == most
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("error", "models", "most"), [("-/403", "*", 2), ("-/403", "m", 2), ("-/404", "*", 3)])
 def test_what_an_error_in_a_stream_says_of_a_name_is_what_its_status_would(error: str, models: str, most: int) -> None:
     """It comes under 200, and names its status itself."""
 

@@ -34,14 +34,14 @@ class Suspects:
         """Requests remembered."""
         return len(self._failed)
 
-    def failed(self, request: str, upstream: str, now: float) -> bool:
+    def failed(self, request: str, upstream: str, now: float, *, once: bool = False) -> bool:
         """`request` (by any name that its retries share) failed at `upstream`. True where it has at another one lately.
 
-        Then this says nothing about `upstream`.
+        Then this says nothing about `upstream`. once: nor does it where it has at this one.
         """
         places = self._failed.setdefault(request, {})
         self._failed.move_to_end(request)
-        elsewhere = any(now - at < KEPT_S for name, at in places.items() if name != upstream)
+        elsewhere = any(now - at < KEPT_S for name, at in places.items() if once or name != upstream)
         places[upstream] = now
         self._forget(now)
         return elsewhere

@@ -51,7 +51,11 @@ CAP, NEWER_CAP = "max_tokens", "max_completion_tokens"
 CAPS = (b"max_tokens", b"max_completion_tokens", b"max_output_tokens")
 MOST_USED = 1_000_000
 """No canary uses more tokens than this, whatever is reported."""
-GRAVE = {ErrorClass.TERMINAL: Sign.TERMINAL, ErrorClass.CREDENTIAL: Sign.CREDENTIAL}
+GRAVE = {
+    ErrorClass.TERMINAL: Sign.TERMINAL,
+    ErrorClass.CREDENTIAL: Sign.CREDENTIAL,
+    ErrorClass.FORBIDDEN: Sign.CREDENTIAL,  # what was asked is our own
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,13 @@ def test_a_request_counts_until_it_has_failed_at_two_upstreams() -> None:
     assert [suspects.failed("f", name, 3) for name in "bcab"] == [True] * 4
 
 
+def test_of_some_failures_a_request_has_one() -> None:
+    """Wherever it comes, and as often as it comes."""
+    suspects = Suspects()
+    assert [suspects.failed("f", name, 0, once=True) for name in "aaba"] == [False, True, True, True]
+    assert not suspects.failed("g", "a", 0, once=True)
+
+
 def test_other_requests_count_all_the_same() -> None:
     """A real outage of several upstreams shows in them, wherever they come to first."""
     suspects = Suspects()

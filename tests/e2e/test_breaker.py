@@ -232,7 +232,7 @@ def test_streams_that_fail_open_it_too(stack: Stack, fault: str) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
-@pytest.mark.parametrize(("fault", "sign"), [("401", "credential"), ("403", "credential"), ("billing", "terminal")])
+@pytest.mark.parametrize(("fault", "sign"), [("401", "credential"), ("billing", "terminal")])
 def test_our_key_and_our_credit_open_it_at_once(stack: Stack, path: str, fault: str, sign: str) -> None:
     """One answer that says so, in either dialect, also where it is a 400. The caller gets the backup's; it is told with
     the request that it came to, and the canary is tried: it works, so traffic returns.
@@ -245,6 +245,22 @@ def test_our_key_and_our_credit_open_it_at_once(stack: Stack, path: str, fault: 
     assert told[0]["numbers"]["rest_s"] > 0
     until(lambda: canaries(stack))
     until(lambda: state_of(stack) == "closed")
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_what_our_key_may_not_do_is_a_failure_like_others(stack: Stack, path: str) -> None:
+    """It may be for what was asked: the same request sent again and again is one sign, and the third other one opens
+    it. Its caller gets the backup's answer each time.
+    """
+    named = {"x-fake-fault": "403;provider=primary"}
+    for i, text in enumerate(["a", "a", "a", "b", "c"]):
+        assert not opened(stack)
+        answer = HTTP.post(stack.url + path, json=chat(text), headers=named)
+        assert (answer.status_code, answer.headers["x-tidegate-upstream"]) == (200, "backup")
+        books_balance(stack)
+        assert breaker(stack)["failures"] == max(1, i - 1) or i == 4
+    told = until(lambda: [one for one in alerts(stack) if one["after"] == "open"])
+    assert (told[0]["sign"], len(told[0]["requests"])) == ("failures", 3)
 
 
 def test_a_key_that_is_refused_for_everybody_rests_long(stack: Stack) -> None:
