@@ -105,7 +105,10 @@ class Service:
         self._watchdog.start()
         canary = Canary(
             f"http://127.0.0.1:{settings.gateway.probe_port}",
-            {name: Target(u, settings.model_of(name)) for name, u in self.policy.upstreams.items()},
+            {
+                name: Target(upstream, settings.model_of(name), own=settings.upstreams[name].canary_model is not None)
+                for name, upstream in self.policy.upstreams.items()
+            },
             self.breakers,
             self.capacity,
             self.clock,

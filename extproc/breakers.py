@@ -10,6 +10,7 @@ from typing import Any
 from extproc.core.breaker import NOTHING, Breaker, Evidence, Outcome, Sign, Signal, State, Verdict
 from extproc.core.events import BreakerMoved, SizesMoved
 from extproc.core.policy import Upstream
+from extproc.core.request import Endpoint
 from extproc.ports import Clock, Observer
 
 __all__ = ["Breakers"]
@@ -21,7 +22,8 @@ class Breakers:
     """One breaker per upstream. Call `tick` about four times a second.
 
     moved: called after every transition, and while a window grows, so that waiters can be looked at again. flying: how
-    many requests run at an upstream. served: by upstream, the model of the last answer that was one.
+    many requests run at an upstream. served: by upstream and endpoint, the model of the last answer that was one; the
+    endpoint of the newest comes last.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class Breakers:
         self.by_name = {upstream.name: Breaker(upstream.breaker) for upstream in upstreams}
         self.moved: Callable[[], None] = lambda: None
         self.flying: Callable[[str], float] = lambda _: 0.0
-        self.served: dict[str, str] = {}
+        self.served: dict[str, dict[Endpoint, str]] = {}
         self._before: dict[str, float] = {}
         self._clock = clock
         self._observe = observer
@@ -86,7 +88,9 @@ class Breakers:
         if evidence.malformed or outcome is Outcome.SUCCESS:
             self._note_size(upstream, evidence, cause, began=began, now=now, chance=chance)
         if outcome is Outcome.SUCCESS and evidence.model:
-            self.served[upstream] = evidence.model
+            answered = self.served.setdefault(upstream, {})
+            answered.pop(evidence.endpoint, None)
+            answered[evidence.endpoint] = evidence.model
         before, window = breaker.state, breaker.grown
         if breaker.record(outcome, began=began, now=now, chance=chance, evidence=evidence):
             slow = breaker.verdict.sign is Sign.SLOW

@@ -433,7 +433,7 @@ class Flights:
             flight.blamed += ((record.upstream, outcome),)
         hollow = malformed and (record.tail.get("bad") or record.error.partition("/")[2]) in HOLLOW
         size, model = request.size.input, request.model
-        evidence = Evidence(request.id, size, first_token_s, malformed, model, gave_up, hollow)
+        evidence = Evidence(request.id, size, first_token_s, malformed, model, gave_up, hollow, request.endpoint)
         began = self._clock.time() if flight.departed is None else flight.departed
         self._breakers.record(record.upstream, outcome, began=began, cause=cause, evidence=evidence)
 

@@ -47,6 +47,7 @@ from math import exp2, inf
 
 from extproc.core.baseline import SIZES, Share, Tempo, size_class
 from extproc.core.policy import BreakerRules
+from extproc.core.request import Endpoint
 from extproc.core.value import value
 
 __all__ = ["NOTHING", "TABLE", "Breaker", "Evidence", "Outcome", "Sign", "Signal", "Sizes", "State", "Verdict"]
@@ -137,6 +138,7 @@ class Evidence:
 
     malformed: an answer under 200 that is none: invalid, empty, truncated. hollow: it is complete all the same, so that
     the caller may have brought it about. gave_up: the client left after first_token_s, and there was no token yet.
+    endpoint: what was asked for.
     """
 
     request: str = ""
@@ -146,6 +148,7 @@ class Evidence:
     model: str = ""
     gave_up: bool = False
     hollow: bool = False
+    endpoint: Endpoint = Endpoint.OTHER
 
 
 NOTHING = Evidence()

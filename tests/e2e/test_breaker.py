@@ -30,6 +30,7 @@ QUICK = {
     "failures": 3, "paced": 3, "cool_down_s": COOL_DOWN_S, "cool_down_max_s": COOL_DOWN_MAX_S,
     "quarantine_s": COOL_DOWN_MAX_S, "quarantine_max_s": COOL_DOWN_MAX_S, "ramp_s": 0.5,
 }  # fmt: skip
+EMBEDDINGS = "/v1/embeddings"
 MANY = tuple(f"many-{i}" for i in range(8))
 HTTP = httpx.Client(timeout=30)
 LISTENING = "0A"
@@ -55,6 +56,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, crowded: Upstream) -> Itera
     upstreams["engine"] = {"provider": "vllm", "url": url, "concurrency": 9, "breaker": QUICK}
     slowly = {"first_token_s": 0.4, "output_tokens_per_s": 100}
     upstreams["gentle"] = fake(folder, "gentle", breaker={**QUICK, "ramp_s": 4}, fake=slowly)
+    upstreams["embedder"] = fake(folder, "embedder")
     upstreams["sized"] = fake(folder, "sized", breaker={**QUICK, "cool_down_s": 60, "cool_down_max_s": 60})
     spare = [[name, name, "backup"] for name in ("gentle", "sized")]
     routes = [["gpt-5", *CHAIN], ["rented", "primary", "backup"], *([name, name] for name in upstreams)]
@@ -610,6 +612,26 @@ def test_hurried_clients_never_open_it(stack: Stack, *, stream: bool) -> None:
     books_balance(stack)
     for name in CHAIN:
         assert blameless(stack, name)
+
+
+def test_one_that_only_embeds_returns(stack: Stack) -> None:
+    """The canary asks it for an embedding, as its callers do: it would refuse to chat for ever."""
+    tell(stack, "embedder", embeds_only=True)
+    try:
+        assert post(stack, body={**chat(), "model": "embedder"}).status_code == 400
+        asked = {"model": "embedder", "input": "hi"}
+        assert HTTP.post(stack.url + EMBEDDINGS, json=asked).status_code == 200
+        books_balance(stack)
+        fails = {"x-fake-fault": "503;provider=embedder"}
+        until(lambda: HTTP.post(stack.url + EMBEDDINGS, json=asked, headers=fails) and alerts(stack, "embedder"))
+        until(lambda: state_of(stack, "embedder") == "closed", within_s=30)
+        assert {one["sign"] for one in alerts(stack, "embedder") if one["after"] == "open"} == {"failures"}
+        assert "canary answered" in {one["cause"] for one in alerts(stack, "embedder")}
+        assert stack.state()["tally"]["probes"].get("embedder:failed", 0) == 0
+        assert HTTP.post(stack.url + EMBEDDINGS, json=asked).status_code == 200
+        assert [one["path"] for one in seen(stack, "embedder")].count(CHAT) == 1
+    finally:
+        tell(stack, "embedder", embeds_only=False)
 
 
 async def test_results_of_the_time_before_are_ignored(stack: Stack) -> None:
