@@ -65,6 +65,11 @@ class Breakers:
         """Whether prompts of so many tokens are not kept away from there."""
         return self.by_name[upstream].sizes.fits(prompt)
 
+    def usual_first_s(self, upstream: str, model: str, prompt: int) -> float:
+        """The 95th percentile of first tokens there, in seconds; infinite where that is not known."""
+        breaker = self.by_name.get(upstream)
+        return inf if breaker is None or breaker.tempo is None else breaker.tempo.baseline(model, prompt).p95_s
+
     def earliest_probe(self, upstreams: tuple[str, ...]) -> float:
         """When the first of these may be tried, on the clock; infinite when all are closed.
 

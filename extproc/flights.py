@@ -30,6 +30,7 @@ from extproc.core.capacity import Answer, Ask, Change, Option
 from extproc.core.events import AttemptFailed, Observed, Overshot, Settled, Shadowed
 from extproc.core.flight import Flight, Refund
 from extproc.core.forecast import Pace
+from extproc.core.hurry import ample_s
 from extproc.core.identity import place_of
 from extproc.core.policy import Policy, Prices
 from extproc.core.quota import PERIODS
@@ -60,6 +61,10 @@ CUT = frozenset(
     }
 )  # fmt: skip
 STALLED = "stream_idle_timeout"
+WAITED = frozenset({"upstream_request_timeout", STALLED, "duration_timeout"})
+"""Of these those of an upstream that said nothing for too long."""
+SILENT, CUT_OFF = "silent", "cut"
+"""Ways to fail; see `_way`."""
 TIMED_OUT = "response_timeout"
 """Flag and details of a request that Envoy ended by itself: no record of an attempt tells of that."""
 REPLACED = f"tidegate_{Reason.EVICTED}"
@@ -74,6 +79,8 @@ FAILED = 500
 PASSES = frozenset({OVERLOADED, 504, *range(520, 531)})
 """Statuses that tell of an overload, or of a connection or an answer that did not come (52x: Cloudflare): not of what
 was asked."""
+OVERLOADS = ("overload", "unavailable", "capacity", "queue_")
+"""Parts of an error's words that tell of an overload, in any case."""
 
 
 class Learned(Protocol):
@@ -366,33 +373,49 @@ class Flights:
         if outcome in (Outcome.FAILURE, Outcome.CREDENTIAL):
             error = str(record.tail.get("error", ""))
             outcome = self._of_the_request(record.upstream, record.status, error, outcome, flight.request)
+        if outcome is Outcome.FAILURE and self._fails_anywhere(record, flight.request):
+            outcome, malformed = Outcome.IGNORED, False
         self._tell_breaker(flight, record, outcome, cause, malformed=malformed)
 
     def _judge(self, record: Record, flight: Flight | None = None) -> Outcome:
         """What a failed attempt says about its upstream. flight: whose it was, None where nobody knows."""
         outcome = _outcome(record, self._provider(record.upstream))
-        if flight is not None and flight.hurried and "upstream_request_timeout" in record.flags:
+        if flight is not None and "upstream_request_timeout" in record.flags and self._was_hurried(flight, record):
             outcome = Outcome.IGNORED
         if flight is not None and outcome in (Outcome.FAILURE, Outcome.CREDENTIAL):
             outcome = self._of_the_request(record.upstream, record.status, record.error, outcome, flight.request)
+        malformed = record.error.startswith(MALFORMED)
         if flight is not None and outcome is Outcome.FAILURE and self._fails_anywhere(record, flight.request):
-            outcome = Outcome.IGNORED
+            outcome, malformed = Outcome.IGNORED, False
         what = record.error or ", ".join(sorted(record.flags)) or "no answer"
         cause = f"status {record.status}: {what}"
         if flight is None:
             began = self._clock.time() - record.duration_s
             self._breakers.record(record.upstream, outcome, began=began, cause=cause)
         else:
-            self._tell_breaker(flight, record, outcome, cause, malformed=record.error.startswith(MALFORMED))
+            self._tell_breaker(flight, record, outcome, cause, malformed=malformed)
         return outcome
+
+    def _was_hurried(self, flight: Flight, record: Record) -> bool:
+        """Whether an attempt that ran out of time was given less than is enough there, so that it says nothing."""
+        request, given_s, upstream = flight.request, flight.given_s, record.upstream
+        begun = request.stream and 0 < record.status < 400  # noqa: PLR2004 - HTTP
+        if begun or given_s >= flight.limit_s:  # it is not the caller's limit that ran out
+            return False
+        if record.kind is RecordKind.FINAL and flight.departed is not None:  # the limit of all attempts together
+            given_s = given_s - (flight.came - flight.departed) if flight.at == upstream else 0.0
+        p95_s = self._breakers.usual_first_s(upstream, request.model, request.size.input)
+        output_s = self._pace.output_s(request.model, request.size.output)
+        return given_s < ample_s(request, flight.first_token_s, flight.limit_s, p95_s=p95_s, output_s=output_s)
 
     def _fails_anywhere(self, record: Record, request: Request) -> bool:
         """Whether it may be the request's own fault: it failed in this way at another upstream, too, in this flight or
         when its client sent it before.
         """
-        if not _says_no_more_than_failed(record):
+        way = _way(record)
+        if not way:
             return False
-        return self._suspects.failed(request.fingerprint or request.ticket, record.upstream, self._clock.time())
+        return self._suspects.failed(request.fingerprint or request.ticket, way, record.upstream, self._clock.time())
 
     def _of_the_request(self, upstream: str, status: int, error: str, outcome: Outcome, request: Request) -> Outcome:
         """What it says where it may be about what was asked.
@@ -408,7 +431,7 @@ class Flights:
             return Outcome.IGNORED
         if means is ErrorClass.FORBIDDEN:
             name, now = request.fingerprint or request.ticket, self._clock.time()
-            return Outcome.IGNORED if self._suspects.failed(name, upstream, now, once=True) else outcome
+            return Outcome.IGNORED if self._suspects.failed(name, means, upstream, now, once=True) else outcome
         return outcome
 
     def _time(self, flight: Flight, record: Record) -> None:
@@ -549,11 +572,23 @@ def _asked_again(record: Record) -> bool:
     return bool(record.flags & (UNSENT | CUT)) or record.shown == OVERLOADED
 
 
-def _says_no_more_than_failed(record: Record) -> bool:
-    """Whether an attempt that failed was answered, by a status that tells of no passing state of the upstream."""
-    if record.flags & (UNSENT | CUT) or record.status < FAILED or record.status in PASSES:
-        return False
-    return not record.error.startswith(MALFORMED) and "overload" not in record.error
+def _way(record: Record) -> str:
+    """In which way it failed, where what was asked may be why. Empty where it tells of the upstream, whoever asks: it
+    could not be reached, or said that it is overloaded.
+    """
+    if record.flags & UNSENT:
+        return ""
+    if record.flags & CUT:
+        return SILENT if record.flags & WAITED else CUT_OFF
+    error = record.error or str(record.tail.get("error", ""))
+    if record.tail.get("bad") or error.startswith(MALFORMED):
+        return MALFORMED
+    begun, code = record.status < 400, error.partition("/")[2]  # noqa: PLR2004 - HTTP
+    if begun and not error:
+        return CUT_OFF
+    status = int(code) if begun and code.isdecimal() else record.status  # a stream names it
+    refused = 400 <= status < FAILED  # noqa: PLR2004 - HTTP
+    return "" if refused or status in PASSES or any(word in error.casefold() for word in OVERLOADS) else "error"
 
 
 def _outcome(record: Record, provider: str) -> Outcome:

@@ -536,16 +536,57 @@ def test_an_answer_that_never_began_in_time_costs_the_input_and_counts(kind: typ
     play(scenario)
 
 
-@pytest.mark.parametrize(("flags", "failures"), [(TIMEOUT, 0), (REFUSED, 1)])
-def test_a_caller_in_a_hurry_declares_nobody_sick(flags: frozenset[str], failures: int) -> None:
-    """A timeout that was the caller's own says nothing about the upstream; other failures do."""
+@pytest.mark.parametrize(
+    ("given_s", "status", "flags", "failures"),
+    [
+        (0.2, 0, TIMEOUT, 0),
+        (4.9, 0, TIMEOUT, 0),
+        (5.0, 0, TIMEOUT, 1),
+        (0.2, 0, REFUSED, 1),
+        (0.2, 200, TIMEOUT, 1),
+    ],
+)
+def test_a_caller_in_a_hurry_declares_nobody_sick(
+    given_s: float, status: int, flags: frozenset[str], failures: int
+) -> None:
+    """A timeout that was the caller's own says nothing about the upstream, where that was not enough. Other failures
+    do, as does a silence behind the first token, which no caller limits.
+    """
 
     async def scenario(loop: VirtualLoop) -> None:
         desk = Desk(loop)
-        trip = await desk.take_off("ab")
-        trip.flight.hurried = True
-        await trip.failed("a", 0, flags=flags)
+        trip = await desk.take_off("ab", stream=True)
+        limited(trip, given_s, 10.0)
+        await trip.failed("a", status, flags=flags)
         assert desk.breakers.by_name["a"].failures == failures
+        await trip.land()
+
+    play(scenario)
+
+
+def limited(trip: Trip, given_s: float, limit_s: float) -> None:
+    """Its time limits, as dispatch tells them: the caller's, and that of the settings; 10 s for a first token."""
+    trip.flight.given_s, trip.flight.limit_s, trip.flight.first_token_s = given_s, limit_s, 10.0
+
+
+@pytest.mark.parametrize(("moves_after_s", "told", "failures"), [(5, True, 1), (26, True, 0), (5, False, 0)])
+def test_a_limit_of_all_attempts_is_what_the_ones_before_have_left_of_it(
+    moves_after_s: float,
+    failures: int,
+    *,
+    told: bool,
+) -> None:
+    """An upstream that was asked late may have had no time; where nobody knows how much it had, it says nothing."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        trip = await desk.take_off("ab", stream=False)
+        limited(trip, 30.0, 900.0)
+        await asyncio.sleep(moves_after_s)
+        if told:
+            await trip.failed("a", 503)
+        await trip.final("b", 504, attempt=2, details="response_timeout", flags=TIMEOUT)
+        assert desk.breakers.by_name["b"].failures == failures
         await trip.land()
 
     play(scenario)
@@ -1103,6 +1144,10 @@ def test_small_calls_whose_answers_are_complete_but_empty_close_no_upstream(bad:
         for _ in range(10):
             trip = await desk.take_off("ab")
             await trip.failed("a", 502, error=f"malformed/{bad}")
+            await trip.final("b", 200, tail=DONE)
+            await trip.land()
+        for _ in range(10):
+            trip = await desk.take_off("b")
             await trip.final("b", 200, tail=DONE | {"bad": bad})
             await trip.land()
         assert [desk.breakers.allows(name) for name in "ab"] == [True, True]
@@ -1219,19 +1264,139 @@ def test_a_request_that_fails_at_one_upstream_counts_there_each_time() -> None:
         {"status": 529},
         {"status": 504},
         {"status": 500, "error": "-/server_is_overloaded"},
-        {"status": 502, "error": "malformed/json"},
-        {"status": 503, "flags": TIMEOUT},
+        {"status": 500, "error": "-/ServiceUnavailable"},
         {"status": 0, "flags": REFUSED},
-        {"status": 500, "flags": frozenset({"upstream_remote_reset"})},
+        {"status": 0, "flags": frozenset({"no_healthy_upstream"})},
     ],
 )
 def test_what_no_prompt_brings_about_counts_at_every_upstream(about: dict[str, Any]) -> None:
-    """An overload, a lost connection, a first token that did not come; and what is none has rules of its own."""
+    """An overload, or a connection that could not be had."""
 
     async def scenario(loop: VirtualLoop) -> None:
         desk = Desk(loop)
         await fail(desk, fingerprint="body/1", **about)
         assert standing(desk) == [1, 1]
+
+    play(scenario)
+
+
+SILENCE, CUT_OFF, RESET = ({"status": 0, "flags": frozenset({flag})} for flag in (
+    "upstream_request_timeout", "upstream_connection_termination", "upstream_remote_reset"
+))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "about", [SILENCE, CUT_OFF, RESET, {"status": 502, "error": "malformed/json"}, {"status": 500}]
+)
+def test_a_prompt_that_is_never_answered_counts_at_its_first_upstream(about: dict[str, Any]) -> None:
+    """In whichever way it fails there. Others that fail so open one breaker after the other: that is an outage."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for _ in range(9):
+            await fail(desk, fingerprint="body/1", **about)
+        assert standing(desk) == [1, 0]
+        for name, order in (("a", "ab"), ("b", "b")):
+            for i in range(3):
+                await fail(desk, order, fingerprint=f"body/{name}{i}", **about)
+            assert not desk.breakers.allows(name)
+
+    play(scenario)
+
+
+STREAMED = [
+    {"error": "InternalServerError/500", "done": "1"},
+    {"error": "server_error/-", "done": "1"},
+    {"cut": "1"},
+    {"bad": "json", "done": "1"},
+]
+
+
+async def stream(desk: Desk, name: str, fingerprint: str, tail: Mapping[str, Any], **more: Any) -> None:
+    """A stream that breaks after it has begun."""
+    trip = await desk.take_off(name, fingerprint=fingerprint, stream=True)
+    await trip.final(name, 200, tail=tail, **more)
+    await trip.land()
+
+
+@pytest.mark.parametrize("tail", STREAMED)
+def test_a_prompt_that_breaks_every_stream_opens_one_breaker_at_most(tail: dict[str, Any]) -> None:
+    """It counts where it breaks first, until it breaks at another upstream. Others that break so open both."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for name in "aab" * 5:
+            await stream(desk, name, "body/1", tail)
+        assert standing(desk) == [2, 0]
+        for name in "ab":
+            for i in range(3):
+                await stream(desk, name, f"body/{name}{i}", tail)
+            assert not desk.breakers.allows(name)
+
+    play(scenario)
+
+
+def test_a_prompt_that_stalls_every_stream_opens_one_breaker_at_most() -> None:
+    """Silence is one way to fail, before the first token and behind it."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        await fail(desk, "a", fingerprint="body/1", **SILENCE)
+        for _ in range(5):
+            await stream(desk, "b", "body/1", {}, flags=frozenset({"stream_idle_timeout"}))
+        assert standing(desk) == [1, 0]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "tail", [{"error": "overloaded_error/-"}, {"error": "-/503"}, {"error": "UNAVAILABLE/-"}, {"error": "-/529"}]
+)
+def test_an_overload_in_a_stream_counts_at_every_upstream(tail: dict[str, Any]) -> None:
+    """Whoever asks."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for name in "abab":
+            await stream(desk, name, "body/1", tail)
+        assert standing(desk) == [2, 2]
+
+    play(scenario)
+
+
+def test_a_prompt_that_fails_in_another_way_elsewhere_counts_there() -> None:
+    """That it is slow at one says nothing of its error at the other."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        await fail(desk, "a", fingerprint="body/1", **SILENCE)
+        await fail(desk, "b", fingerprint="body/1", status=500)
+        assert standing(desk) == [1, 1]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("tail", [{"bad": "json", "in": 5, "out": 1}, {"cut": "1", "in": 5, "out": 1}])
+def test_a_large_prompt_that_breaks_everywhere_keeps_its_size_away_from_one_upstream_at_most(
+    tail: dict[str, Any],
+) -> None:
+    """As with breakers: different ones keep it away from both."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for fingerprints in (["body/1"] * 5, [f"body/b{n}" for n in range(5)]):
+            for fingerprint in fingerprints:
+                for name in "ab":
+                    trip = await desk.take_off(name, size=Size(20_000, 40), fingerprint=fingerprint, stream=True)
+                    await trip.final(name, 200, tail=tail)
+                    await trip.land()
+            assert desk.breakers.fits("b", 20_000)
+        for n in range(5):
+            trip = await desk.take_off("b", size=Size(20_000, 40), fingerprint=f"body/c{n}", stream=True)
+            await trip.final("b", 200, tail=tail)
+            await trip.land()
+        assert not desk.breakers.fits("a", 20_000)
+        assert not desk.breakers.fits("b", 20_000)
 
     play(scenario)
 

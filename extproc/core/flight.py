@@ -56,9 +56,10 @@ class Flight:
     """See the head of this file. Times are seconds on the event loop's clock.
 
     allowance: what it took of its tenant, session and route. rates: dollars per upstream, where they are known. heard:
-    the failed attempts that were told (upstream, number, and seconds where one upstream may be asked twice). hurried:
-    its time limits are the caller's own, so that a timeout says nothing about an upstream. again: its only upstream may
-    be asked a second time; tried: it was. used: tokens that it really used, once that is settled. cost: dollars that it
+    the failed attempts that were told (upstream, number, and seconds where one upstream may be asked twice). given_s:
+    seconds that each attempt gets, and all of them together where the answer comes as a whole; limit_s: what it would
+    get if its caller set no limit; first_token_s: what of that is the first token's. again: its only upstream may be
+    asked a second time; tried: it was. used: tokens that it really used, once that is settled. cost: dollars that it
     has cost so far; None as long as no price was known. timed: how long its first token took was told. blamed: what
     was told against upstreams: each, and which breaker's outcome. at, came: where it is, empty for nowhere, and since
     when. taken: when what it needs was first taken at each upstream, but for those that were learned of by their
@@ -80,7 +81,9 @@ class Flight:
     heard: set[tuple[str, int, float]] = field(default_factory=set)
     timed: bool = False
     blamed: tuple[tuple[str, str], ...] = ()
-    hurried: bool = False
+    given_s: float = inf
+    limit_s: float = inf
+    first_token_s: float = inf
     again: bool = False
     tried: bool = False
     lent: float | None = None
