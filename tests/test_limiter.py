@@ -27,7 +27,7 @@ from extproc.core.policy import Bounds, KvRules, Lane, Order, Pacing, WhenBusy
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
 from extproc.core.watermark import Reading, Watermark
-from extproc.limiter import MAX_DEPTH, MAX_LOOKS, TICK_S, Grant, Limiter, Wants
+from extproc.limiter import MAX_DEPTH, MAX_LOOKS, TICK_S, Grant, Limiter, Wants, _turn
 from extproc.ports import Gone
 from tests.doubles import FakeExchange, Ledger, Observer, Suspending, VirtualLoop, play, request
 
@@ -1372,7 +1372,8 @@ class Watched(Limiter):
         self._latest[head.request.ticket] = answer.option.name
         if self._capacity.immediate:
             assert not self.draining
-            assert self._allows(answer.option.name)
+            names, name = _turn(head).wants.names, answer.option.name
+            assert self._allows(name) or (self._slow(name) and not any(map(self._allows, names)))
         self.on_grant(head.request)
 
 
@@ -1427,7 +1428,9 @@ class Race:
         ]
         lanes = [self._lane(rank) for rank in range(rng.randint(1, 3))]
         bounds = Bounds(rng.choice([4, 1000]), 10**6, 10**6)
-        self.bench = Bench(loop, self._store(), kind, lanes, Watched, bounds=bounds, chance=rng.random)
+        self.slow: set[str] = set()
+        rules = {"bounds": bounds, "chance": rng.random, "slow": self.slow.__contains__}
+        self.bench = Bench(loop, self._store(), kind, lanes, Watched, **rules)
         assert isinstance(self.bench.limiter, Watched)
         self.limiter, self.capacity = self.bench.limiter, self.bench.capacity
         if isinstance(self.capacity, Suspending):
@@ -1581,7 +1584,11 @@ class Race:
     async def _breakers(self) -> None:
         while self.rng.random() < 0.7:
             await asyncio.sleep(self.rng.uniform(0, 2))
-            self.bench.sick ^= {self.rng.choice(self.names)}
+            name = self.rng.choice(self.names)
+            self.bench.sick ^= {name}
+            self.slow.discard(name)
+            if name in self.bench.sick and self.rng.random() < 0.5:
+                self.slow.add(name)
             self.bench.probe_at = self.loop.time() + self.rng.choice([0.5, 20.0])
             self.limiter.kick()
 
