@@ -289,7 +289,8 @@ def test_what_agrees_with_itself_for_two_hours_is_usual() -> None:
 @pytest.mark.parametrize(
     "factor",
     [
-        lambda at: 2.0 * 1.15 ** (at / HOUR_S),
+        lambda at: 2.0 * 1.125 ** (at / HOUR_S),
+        lambda at: 2.0 * 1.5 ** (at / HOUR_S),
         lambda at: 4.0 if BLOCK_S <= at % (4 * BLOCK_S) < 3 * BLOCK_S else 2.5,
         lambda at: 3.0 if at % (4 * BLOCK_S) < 2 * BLOCK_S else 4.0,
     ],
@@ -297,6 +298,13 @@ def test_what_agrees_with_itself_for_two_hours_is_usual() -> None:
 def test_what_does_not_is_not(factor: Callable[[float], float]) -> None:
     """Decay; ups and downs whose halves are alike; and one level after the other."""
     assert not lasting(known(), 0.0, 6 * HOUR_S, factor, 10.0)
+
+
+@pytest.mark.parametrize(("every", "usual_anew"), [(2.0, True), (36.0, False)])
+def test_what_differs_much_needs_more_answers(every: float, usual_anew: bool) -> None:  # noqa: FBT001
+    """That the means of a few agree would be chance."""
+    found = lasting(known(), 0.0, 3 * HOUR_S, lambda at: 1.5 if at % (2 * every) else 15.0, every)
+    assert bool(found) is usual_anew
 
 
 def test_few_answers_take_longer() -> None:
