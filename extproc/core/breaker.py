@@ -18,9 +18,10 @@ everybody away.
 
 An answer under 200 that is none (invalid, empty, truncated) hits large prompts first. So it counts against its class of
 prompt sizes, and only that class is kept away for a while (`Sizes`); only with prompts of the smallest class, that of
-our own calls, is it a failure like others. But one that is complete, and merely empty or short, may be what its caller
-asked for: of these no more than one counts in a row, and for the rest they keep away the smallest class, too, which
-costs nobody an answer. Otherwise three small calls could close every upstream of a chain to everybody.
+our own calls, is it a failure like others. But one that came to an end of its own, and is merely empty, short or
+broken off as its finish says, may be what its caller asked for: of these no more than one counts in a row, and for the
+rest they keep away the smallest class, too, which costs nobody an answer. Otherwise three small calls could close every
+upstream of a chain to everybody.
 
 One that is slow answers its canaries all the same, so that users have to find out, a few at a time, whether it is
 better; and each time an operator is told. So the trials become rarer: it rests for a quarter of the time since it was
@@ -136,9 +137,9 @@ TABLE: dict[tuple[State, Signal], State] = {
 class Evidence:
     """What is known of one attempt. request: its id. first_token_s: None where it does not stream.
 
-    malformed: an answer under 200 that is none: invalid, empty, truncated. hollow: it is complete all the same, so that
-    the caller may have brought it about. gave_up: the client left after first_token_s, and there was no token yet.
-    endpoint: what was asked for.
+    malformed: an answer under 200 that is none: invalid, empty, truncated. hollow: it has its end all the same (it is
+    empty, short, or broken off as its finish says), so that the caller may have brought it about. gave_up: the client
+    left after first_token_s, and there was no token yet. endpoint: what was asked for.
     """
 
     request: str = ""
