@@ -92,6 +92,7 @@ class Admission:
             bounds=policy.bounds,
             new_share=self._new_share,
             fits=self.breakers.fits,
+            slow=self.breakers.slow,
             room=self.breakers.room,
             patience=self.copies.patience,
             chance=chance,

@@ -106,7 +106,10 @@ class Service:
         self._watchdog.start()
         canary = Canary(
             f"http://127.0.0.1:{settings.gateway.probe_port}",
-            {name: Target(u, settings.model_of(name)) for name, u in self.policy.upstreams.items()},
+            {
+                name: Target(upstream, settings.model_of(name), own=settings.upstreams[name].canary_model is not None)
+                for name, upstream in self.policy.upstreams.items()
+            },
             self.breakers,
             self.capacity,
             self.clock,
@@ -183,7 +186,15 @@ class Service:
         outlook = Outlook(self.breakers.rest_s, self.breakers.earliest_probe, self.limiter.predicted_s)
         retries = self.admission.retries
         dispatch = Dispatch(
-            self.policy, self.capacity, self.clock, timing, wording, *health, retries=retries, outlook=outlook
+            self.policy,
+            self.capacity,
+            self.clock,
+            timing,
+            wording,
+            *health,
+            retries=retries,
+            outlook=outlook,
+            slow=self.breakers.slow,
         )
         copies, observe = self.admission.copies, self.admission.observe
         examination = Examination(self.settings.longest_wait_s)

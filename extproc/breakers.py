@@ -10,6 +10,7 @@ from typing import Any
 from extproc.core.breaker import NOTHING, Breaker, Evidence, Outcome, Sign, Signal, State, Verdict
 from extproc.core.events import BreakerMoved, SizesMoved
 from extproc.core.policy import Upstream
+from extproc.core.request import Endpoint
 from extproc.ports import Clock, Observer
 
 __all__ = ["Breakers"]
@@ -21,7 +22,8 @@ class Breakers:
     """One breaker per upstream. Call `tick` about four times a second.
 
     moved: called after every transition, and while a window grows, so that waiters can be looked at again. flying: how
-    many requests run at an upstream. served: by upstream, the model of the last answer that was one.
+    many requests run at an upstream. served: by upstream and endpoint, the model of the last answer that was one; the
+    endpoint of the newest comes last.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class Breakers:
         self.by_name = {upstream.name: Breaker(upstream.breaker) for upstream in upstreams}
         self.moved: Callable[[], None] = lambda: None
         self.flying: Callable[[str], float] = lambda _: 0.0
-        self.served: dict[str, str] = {}
+        self.served: dict[str, dict[Endpoint, str]] = {}
         self._before: dict[str, float] = {}
         self._clock = clock
         self._observe = observer
@@ -48,6 +50,10 @@ class Breakers:
             return breaker.state is State.CLOSED
         return breaker.allows(self._returned(upstream), self._clock.time())
 
+    def slow(self, upstream: str) -> bool:
+        """Whether users are kept away from there, or return by and by, merely because first tokens are late."""
+        return self.by_name[upstream].merely_slow
+
     def room(self, upstream: str) -> float:
         """How many more may go there while traffic returns; elsewhere any number."""
         breaker = self.by_name[upstream]
@@ -58,6 +64,11 @@ class Breakers:
     def fits(self, upstream: str, prompt: int) -> bool:
         """Whether prompts of so many tokens are not kept away from there."""
         return self.by_name[upstream].sizes.fits(prompt)
+
+    def usual_first_s(self, upstream: str, model: str, prompt: int) -> float:
+        """The 95th percentile of first tokens there, in seconds; infinite where that is not known."""
+        breaker = self.by_name.get(upstream)
+        return inf if breaker is None or breaker.tempo is None else breaker.tempo.baseline(model, prompt).p95_s
 
     def earliest_probe(self, upstreams: tuple[str, ...]) -> float:
         """When the first of these may be tried, on the clock; infinite when all are closed.
@@ -82,7 +93,9 @@ class Breakers:
         if evidence.malformed or outcome is Outcome.SUCCESS:
             self._note_size(upstream, evidence, cause, began=began, now=now, chance=chance)
         if outcome is Outcome.SUCCESS and evidence.model:
-            self.served[upstream] = evidence.model
+            answered = self.served.setdefault(upstream, {})
+            answered.pop(evidence.endpoint, None)
+            answered[evidence.endpoint] = evidence.model
         before, window = breaker.state, breaker.grown
         if breaker.record(outcome, began=began, now=now, chance=chance, evidence=evidence):
             slow = breaker.verdict.sign is Sign.SLOW

@@ -14,9 +14,12 @@ from extproc.probes.inquiry import inquire
 from extproc.render.envoy import bootstrap, to_yaml
 from extproc.render.envoy import validate as validate_envoy
 from extproc.render.upstream import secret_files
-from extproc.settings import KvSettings, Settings, SettingsError, UpstreamSettings
+from extproc.settings import KvSettings, RouteSettings, Settings, SettingsError, UpstreamSettings
 
 __all__ = ["advice", "ask", "validate"]
+
+USUAL_WINDOW = 200_000
+"""Tokens that an upstream is taken to accept where its `window` is not told."""
 
 
 def validate(settings: Settings) -> None:
@@ -154,6 +157,28 @@ def _first_tokens(settings: Settings) -> Iterator[str]:
                 f"{late}, longer than timeouts.stall_s ({stall_s:g} s): its streams may fall silent "
                 f"for gateway.idle_timeout_s ({idle_s:g} s)"
             )
+        elif (found := _silent_from(settings, route)) is not None:
+            tries, tokens = found
+            yield (
+                f"note: routes[{i}]: {tries} first tokens of a prompt of more than {tokens:,} tokens may take longer "
+                f"than timeouts.stall_s ({stall_s:g} s): its stream may fall silent for gateway.idle_timeout_s "
+                f"({idle_s:g} s)"
+            )
+
+
+def _silent_from(settings: Settings, route: RouteSettings) -> tuple[int, int] | None:
+    """How many are asked, and the tokens of a prompt beyond which all that may take longer than a stall.
+
+    None where no window is large enough for such a prompt.
+    """
+    windows = sorted((settings.upstreams[name].window or USUAL_WINDOW for name in route.chain), reverse=True)
+    first_s, timeouts = settings.first_token_s_of(route), settings.timeouts
+    for able in range(len(windows), 0, -1):
+        tries = max(2, able)
+        tokens = int((timeouts.stall_s / tries - first_s) * timeouts.prompt_tokens_per_s)
+        if tokens < windows[able - 1]:
+            return tries, tokens
+    return None
 
 
 def _engines(settings: Settings) -> Iterator[str]:

@@ -30,6 +30,7 @@ from extproc.core.capacity import Answer, Ask, Change, Option
 from extproc.core.events import AttemptFailed, Observed, Overshot, Settled, Shadowed
 from extproc.core.flight import Flight, Refund
 from extproc.core.forecast import Pace
+from extproc.core.hurry import ample_s
 from extproc.core.identity import place_of
 from extproc.core.policy import Policy, Prices
 from extproc.core.quota import PERIODS
@@ -38,7 +39,7 @@ from extproc.core.request import Request, Size, Usage
 from extproc.core.retries import RetryBudget
 from extproc.core.routing import is_callers_word, slots_key
 from extproc.core.suspects import Suspects
-from extproc.dialects import ErrorClass, classify, named_status, usage_of
+from extproc.dialects import ErrorClass, classify, usage_of
 from extproc.ports import Capacity, Clock, Observer, Record, RecordKind
 
 __all__ = ["Flights"]
@@ -60,6 +61,10 @@ CUT = frozenset(
     }
 )  # fmt: skip
 STALLED = "stream_idle_timeout"
+WAITED = frozenset({"upstream_request_timeout", STALLED, "duration_timeout"})
+"""Of these those of an upstream that said nothing for too long."""
+SILENT, CUT_OFF = "silent", "cut"
+"""Ways to fail; see `_way`."""
 TIMED_OUT = "response_timeout"
 """Flag and details of a request that Envoy ended by itself: no record of an attempt tells of that."""
 REPLACED = f"tidegate_{Reason.EVICTED}"
@@ -68,13 +73,14 @@ HOLLOW = frozenset({"broken", "empty", "short"})
 """What is wrong with an answer that has its end; its caller may have brought it about, by a grammar nothing fits."""
 MALFORMED = "malformed"
 """How the filter at the upstream calls an answer that is no JSON."""
-NOT_FOUND, FORBIDDEN = 404, 403
 NO_SUCH_MODEL = "model_not_found"
 OVERLOADED = 503
 FAILED = 500
 PASSES = frozenset({OVERLOADED, 504, *range(520, 531)})
 """Statuses that tell of an overload, or of a connection or an answer that did not come (52x: Cloudflare): not of what
 was asked."""
+OVERLOADS = ("overload", "unavailable", "capacity", "queue_")
+"""Parts of an error's words that tell of an overload, in any case."""
 
 
 class Learned(Protocol):
@@ -301,11 +307,13 @@ class Flights:
         outcome = self._judge(record, flight)
         if record.flags & CLIENT_LEFT or 0 < record.status < 400:  # noqa: PLR2004 - the answer had begun
             return
-        self._observe(AttemptFailed(record.upstream, outcome, record.status, record.error, flight.request.ticket))
-        refund = Refund.UNSENT if record.flags & UNSENT else Refund.INPUT_KEPT if record.flags & CUT else Refund.ALL
-        last = _passed_on(record) or (flight.again and not _asked_again(record))
+        refund, last = _refund(record), _passed_on(record) or (flight.again and not _asked_again(record))
         at, came = flight.at, flight.came
         changes = flight.attempt_failed(record.upstream, refund, self._clock.time(), last=last)
+        about = record.upstream, outcome, record.status, record.error, flight.request.ticket
+        self._observe(AttemptFailed(*about, following=flight.at, charged=refund is Refund.KEPT))
+        if flight.tried:
+            self._settle_lent(flight, used=True)
         if flight.landed is None and flight.at != at:
             self._breakers.ended(at, came)
         await self._apply(changes, self._own.get(flight), flight.taken)
@@ -335,10 +343,16 @@ class Flights:
     def _close(self, flight: Flight, event: Settled) -> None:
         """Its outcome is known, or never will be."""
         self._observe(event)
-        if flight.again and self._retries is not None:
-            self._retries.settle(flight.request.tenant, self._clock.time(), used=flight.attempts > 1)
+        self._settle_lent(flight, used=flight.attempts > 1)
         if flight.used is not None:
             self._tell_used(flight.request, flight.used)
+
+    def _settle_lent(self, flight: Flight, *, used: bool) -> None:
+        """Whether its second attempt is needed is known: told once, at the first's failure if that is heard of."""
+        if flight.lent is None or self._retries is None:
+            return
+        self._retries.settle(flight.request.tenant, self._clock.time(), used=used, lent=flight.lent)
+        flight.lent = None
 
     def _usage(self, flight: Flight, record: Record) -> Usage | None:
         usage = usage_of(flight.request.dialect, record.tail)
@@ -356,47 +370,69 @@ class Flights:
             self._time(flight, record)
             return
         outcome, cause, malformed = _verdict(record, self._provider(record.upstream))
+        if outcome in (Outcome.FAILURE, Outcome.CREDENTIAL):
+            error = str(record.tail.get("error", ""))
+            outcome = self._of_the_request(record.upstream, record.status, error, outcome, flight.request)
+        if outcome is Outcome.FAILURE and self._fails_anywhere(record, flight.request):
+            outcome, malformed = Outcome.IGNORED, False
         self._tell_breaker(flight, record, outcome, cause, malformed=malformed)
 
     def _judge(self, record: Record, flight: Flight | None = None) -> Outcome:
         """What a failed attempt says about its upstream. flight: whose it was, None where nobody knows."""
         outcome = _outcome(record, self._provider(record.upstream))
-        if flight is not None and flight.hurried and "upstream_request_timeout" in record.flags:
+        if flight is not None and "upstream_request_timeout" in record.flags and self._was_hurried(flight, record):
             outcome = Outcome.IGNORED
         if flight is not None and outcome in (Outcome.FAILURE, Outcome.CREDENTIAL):
-            outcome = self._of_the_model(record, outcome, flight.request.model)
+            outcome = self._of_the_request(record.upstream, record.status, record.error, outcome, flight.request)
+        malformed = record.error.startswith(MALFORMED)
         if flight is not None and outcome is Outcome.FAILURE and self._fails_anywhere(record, flight.request):
-            outcome = Outcome.IGNORED
+            outcome, malformed = Outcome.IGNORED, False
         what = record.error or ", ".join(sorted(record.flags)) or "no answer"
         cause = f"status {record.status}: {what}"
         if flight is None:
             began = self._clock.time() - record.duration_s
             self._breakers.record(record.upstream, outcome, began=began, cause=cause)
         else:
-            self._tell_breaker(flight, record, outcome, cause, malformed=record.error.startswith(MALFORMED))
+            self._tell_breaker(flight, record, outcome, cause, malformed=malformed)
         return outcome
+
+    def _was_hurried(self, flight: Flight, record: Record) -> bool:
+        """Whether an attempt that ran out of time was given less than is enough there, so that it says nothing."""
+        request, given_s, upstream = flight.request, flight.given_s, record.upstream
+        begun = request.stream and 0 < record.status < 400  # noqa: PLR2004 - HTTP
+        if begun or given_s >= flight.limit_s:  # it is not the caller's limit that ran out
+            return False
+        if record.kind is RecordKind.FINAL and flight.departed is not None:  # the limit of all attempts together
+            given_s = given_s - (flight.came - flight.departed) if flight.at == upstream else 0.0
+        p95_s = self._breakers.usual_first_s(upstream, request.model, request.size.input)
+        output_s = self._pace.output_s(request.model, request.size.output)
+        return given_s < ample_s(request, flight.first_token_s, flight.limit_s, p95_s=p95_s, output_s=output_s)
 
     def _fails_anywhere(self, record: Record, request: Request) -> bool:
         """Whether it may be the request's own fault: it failed in this way at another upstream, too, in this flight or
         when its client sent it before.
         """
-        if not _says_no_more_than_failed(record):
+        way = _way(record)
+        if not way:
             return False
-        return self._suspects.failed(request.fingerprint or request.ticket, record.upstream, self._clock.time())
+        return self._suspects.failed(request.fingerprint or request.ticket, way, record.upstream, self._clock.time())
 
-    def _of_the_model(self, record: Record, outcome: Outcome, model: str) -> Outcome:
-        """What it says where it may be about the model alone.
+    def _of_the_request(self, upstream: str, status: int, error: str, outcome: Outcome, request: Request) -> Outcome:
+        """What it says where it may be about what was asked.
 
-        A model that is missing, or that our key may not use, is our mistake. But where a caller may ask for any name it
-        says nothing; and that our key is refused, which might be for the name, needs as many signs as a failure.
+        A model that is missing, or that our key may not use, is our mistake; but where a caller may ask for any name it
+        says nothing. What our key may not do may be for the request's content, or for what it refers to: however often
+        that is sent, it is one sign.
         """
-        missing = record.status == NOT_FOUND or record.error.endswith(f"/{NO_SUCH_MODEL}")
-        place = self._policy.upstreams.get(record.upstream)
-        if not (missing or record.status == FORBIDDEN) or place is None:
-            return outcome
-        if not is_callers_word(self._policy, place, model):
-            return outcome
-        return Outcome.IGNORED if missing else Outcome.FAILURE
+        kind, _, code = error.partition("/")
+        means, place = classify(self._provider(upstream), status, kind, code), self._policy.upstreams.get(upstream)
+        missing = means is ErrorClass.MISSING or code == NO_SUCH_MODEL
+        if missing and place is not None and is_callers_word(self._policy, place, request.model):
+            return Outcome.IGNORED
+        if means is ErrorClass.FORBIDDEN:
+            name, now = request.fingerprint or request.ticket, self._clock.time()
+            return Outcome.IGNORED if self._suspects.failed(name, means, upstream, now, once=True) else outcome
+        return outcome
 
     def _time(self, flight: Flight, record: Record) -> None:
         """How long its first token took, or that it did not come in this time, is all that it says."""
@@ -420,7 +456,7 @@ class Flights:
             flight.blamed += ((record.upstream, outcome),)
         hollow = malformed and (record.tail.get("bad") or record.error.partition("/")[2]) in HOLLOW
         size, model = request.size.input, request.model
-        evidence = Evidence(request.id, size, first_token_s, malformed, model, gave_up, hollow)
+        evidence = Evidence(request.id, size, first_token_s, malformed, model, gave_up, hollow, request.endpoint)
         began = self._clock.time() if flight.departed is None else flight.departed
         self._breakers.record(record.upstream, outcome, began=began, cause=cause, evidence=evidence)
 
@@ -519,6 +555,13 @@ def _is_news(flight: Flight, record: Record) -> bool:
     return True
 
 
+def _refund(record: Record) -> Refund:
+    """What comes back after a failed attempt. A whole answer that was none, and was not passed on, is paid for."""
+    if record.error.startswith(MALFORMED):
+        return Refund.KEPT
+    return Refund.UNSENT if record.flags & UNSENT else Refund.INPUT_KEPT if record.flags & CUT else Refund.ALL
+
+
 def _passed_on(record: Record) -> bool:
     """Whether the router gave this attempt's answer to the caller; else it asks the next upstream (render.routes)."""
     return 400 <= record.shown < 500 and record.shown != 429  # noqa: PLR2004 - HTTP
@@ -529,11 +572,23 @@ def _asked_again(record: Record) -> bool:
     return bool(record.flags & (UNSENT | CUT)) or record.shown == OVERLOADED
 
 
-def _says_no_more_than_failed(record: Record) -> bool:
-    """Whether an attempt that failed was answered, by a status that tells of no passing state of the upstream."""
-    if record.flags & (UNSENT | CUT) or record.status < FAILED or record.status in PASSES:
-        return False
-    return not record.error.startswith(MALFORMED) and "overload" not in record.error
+def _way(record: Record) -> str:
+    """In which way it failed, where what was asked may be why. Empty where it tells of the upstream, whoever asks: it
+    could not be reached, or said that it is overloaded.
+    """
+    if record.flags & UNSENT:
+        return ""
+    if record.flags & CUT:
+        return SILENT if record.flags & WAITED else CUT_OFF
+    error = record.error or str(record.tail.get("error", ""))
+    if record.tail.get("bad") or error.startswith(MALFORMED):
+        return MALFORMED
+    begun, code = record.status < 400, error.partition("/")[2]  # noqa: PLR2004 - HTTP
+    if begun and not error:
+        return CUT_OFF
+    status = int(code) if begun and code.isdecimal() else record.status  # a stream names it
+    refused = 400 <= status < FAILED  # noqa: PLR2004 - HTTP
+    return "" if refused or status in PASSES or any(word in error.casefold() for word in OVERLOADS) else "error"
 
 
 def _outcome(record: Record, provider: str) -> Outcome:
@@ -558,13 +613,12 @@ def _verdict(record: Record, provider: str) -> tuple[Outcome, str, bool]:
 
 def _meaning(provider: str, status: int, error: str) -> Outcome:
     kind, _, code = error.partition("/")
-    status = named_status(status, code)
     match classify(provider, status, kind, code):
         case ErrorClass.PACE:
             return Outcome.PACED
         case ErrorClass.TERMINAL:
             return Outcome.TERMINAL
-        case ErrorClass.CREDENTIAL if status != NOT_FOUND:  # a model's name, which the client may have chosen
+        case ErrorClass.CREDENTIAL:
             return Outcome.CREDENTIAL
         case ErrorClass.CLIENT | ErrorClass.NONE:
             return Outcome.IGNORED
@@ -575,7 +629,7 @@ def _meaning(provider: str, status: int, error: str) -> Outcome:
 def _settled(flight: Flight, record: Record, usage: Usage | None, *, client_gone: bool) -> Settled:
     return Settled(
         request=flight.request,
-        upstream=record.upstream,
+        upstream=record.upstream if client_gone or record.status < 400 else "",  # noqa: PLR2004 - HTTP
         attempts=max(1, flight.attempts),
         status=0 if record.details == REPLACED and record.status >= 400 else record.status,  # noqa: PLR2004 - HTTP
         usage=usage,

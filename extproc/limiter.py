@@ -35,7 +35,7 @@ from extproc.core.policy import Bounds, SessionLimits, WhenBusy
 from extproc.core.promises import LONG_S, Promise, Promises
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
-from extproc.core.routing import affordable, dollars_lack, options
+from extproc.core.routing import affordable, askable, dollars_lack, options
 from extproc.core.shares import RENEW_S
 from extproc.core.value import value
 from extproc.core.watermark import recheck_s
@@ -120,6 +120,7 @@ class Limiter:
         owned: frozenset[str] = frozenset(),
         *,
         fits: Callable[[str, int], bool] = lambda _name, _prompt: True,
+        slow: Callable[[str], bool] = lambda _: False,
         room: Callable[[str], float] = lambda _: inf,
         patience: Callable[[Request], float] = lambda _: 0.0,
         bounds: Bounds | None = None,
@@ -129,7 +130,8 @@ class Limiter:
         """`earliest_probe` tells when the first of some upstreams may be tried again, on the clock.
 
         owned: upstreams that serve when nobody else can be waited for. fits: whether an upstream answers prompts of so
-        many tokens well. room: how many more may go there, where its breaker lets some through. patience: asked of a
+        many tokens well. slow: whether its breaker keeps users away merely because first tokens are late; that is
+        better than nobody. room: how many more may go there, where its breaker lets some through. patience: asked of a
         client's retry that would have to wait and was not told to come now: 0 when it may, else the seconds after which
         it may come again.
         bounds: of all lanes together. new_share: which share of a lane's room and patience a tenant's new sessions may
@@ -138,11 +140,12 @@ class Limiter:
         self.lanes = lanes
         self.draining = False
         self.promises = Promises()
-        self.forecast = Forecast(lanes, self.promises, pace, allows)
+        self.forecast = Forecast(lanes, self.promises, pace, allows, slow)
         self._capacity = capacity
         self._clock = clock
         self._allows = allows
         self._fits = fits
+        self._slow = slow
         self._room = room
         self._observe = observer
         self._earliest_probe = earliest_probe
@@ -224,16 +227,19 @@ class Limiter:
         return self.forecast.wait_s(waiter, names, wants.prices, self._capacity.levels(), self._clock.time())
 
     def _in_reach(self, request: Request, wants: Wants) -> Wants:
-        """Where every breaker rests for longer than the request can wait, what is owned serves all the same."""
+        """Where all are sick and rest for longer than the request can wait, what is owned serves all the same."""
         names = self._affordable(wants)
-        if wants.forced or any(map(self._allows, names)) or self._earliest_probe(names) <= request.wait_until:
+        if wants.forced or any(map(self._allows, names)) or any(map(self._slow, names)):
+            return wants
+        if self._earliest_probe(names) <= request.wait_until:
             return wants
         owned = next((name for name in names if name in self._owned), None)
         return wants if owned is None else Wants((owned,), wants.prices, forced=True, prompt=wants.prompt)
 
     def _open(self, wants: Wants) -> list[str]:
         """The upstreams that may be asked now: those that answer such prompts well, where there are any."""
-        names = [name for name in self._affordable(wants) if wants.forced or self._allows(name)]
+        paid = self._affordable(wants)
+        names = list(paid) if wants.forced else askable(paid, self._allows, self._slow)
         return [name for name in names if self._fits(name, wants.prompt)] or names
 
     def _fitting(self, wants: Wants) -> tuple[str, ...]:
@@ -516,7 +522,7 @@ class Limiter:
                 if not self._capacity.immediate:
                     deep[line] = min(2 * deep.get(line, 1), MAX_DEPTH)
                 name, wants = answer.option.name, _turn(head).wants
-                crowded = rooms[name] <= 0 and not wants.forced  # others of the same batch have filled it
+                crowded = rooms[name] <= 0 and self._bound(wants, name)  # others of the same batch have filled it
                 progress = progress or not crowded
                 if head.gone or crowded or self._strays(wants, name):
                     await self._give_back(answer.option)
@@ -559,6 +565,10 @@ class Limiter:
                 turn.wants, turn.fitting, moved = wants, fitting, True
                 self.lanes.regroup(turn, _group(turn, first_only=turn.group.first_only and not wants.forced))
         return moved
+
+    def _bound(self, wants: Wants, name: str) -> bool:
+        """Whether it may go there only as far as a breaker's window has room: not where nobody else may be asked."""
+        return not (wants.forced or (self._slow(name) and not any(map(self._allows, self._affordable(wants)))))
 
     def _tell(self, newcomers: list[_Turn], *, whole: bool) -> None:
         """Whoever was in line for a whole batch, and was not granted, knows now that it has to wait."""

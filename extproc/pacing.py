@@ -15,7 +15,7 @@ Deliberately not here: what a failed attempt means for the breaker, and who may 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
@@ -46,6 +46,8 @@ MODELS = 4096
 """Most names of models that are remembered; callers choose them where a route has a wildcard."""
 TRIPS = 100_000
 """Most requests that are followed at a time."""
+LATE = 1_024
+"""So many whose outcome was told before a failed attempt are remembered."""
 PER_DAY = "PerDay"
 SLOW_DOWN = "slow_down"
 FIRST_ERROR = 400
@@ -55,12 +57,15 @@ Lines = tuple[tuple[Kind, Pacer], ...]
 
 @dataclass(slots=True)
 class _Trip:
-    """Where a request is now, of the upstreams it may go to, and when it was sent there; empty when it is nowhere."""
+    """A request on its way. at: where it is, empty for nowhere. sent: when it was sent to each upstream.
+
+    failed: how many attempts were told to have.
+    """
 
     request: Request
-    order: tuple[str, ...]
     at: str = ""
-    sent: float = 0.0
+    sent: dict[str, float] = field(default_factory=dict)
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,7 @@ class Pacing:
                 self._pacers[bucket_key(name, limit)] = _pacer(upstream, limit, ramp_floor)
         self._lines: dict[tuple[str, str], Lines] = {}
         self._trips: dict[str, _Trip] = {}
+        self._late: dict[str, _Trip] = {}
         self._heard: dict[tuple[str, str], float] = {}
         self._told: dict[tuple[str, str], float] = {}
 
@@ -130,7 +136,7 @@ class Pacing:
             name = event.order[0]
             if len(self._trips) >= TRIPS:  # whose end was never told
                 self._over(self._trips.pop(next(iter(self._trips))), 0)
-            trip = self._trips[event.request.ticket] = _Trip(event.request, event.order)
+            trip = self._trips[event.request.ticket] = _Trip(event.request)
             self._send(trip, name)
         elif isinstance(event, Settled):
             self._settled(event)
@@ -151,7 +157,7 @@ class Pacing:
             if reply.told_at - self._heard.get(place, -inf) >= SAME_S:
                 self._heard[place] = reply.told_at
                 await self._apply(upstream.name, self._answer(reply, record))
-            await self._correct(reply, record)
+            await self._correct(reply, record, flight)
 
     async def tick(self) -> None:
         """What time alone changes. Call about once a second."""
@@ -176,11 +182,12 @@ class Pacing:
     # What was sent.
 
     def _send(self, trip: _Trip, name: str) -> None:
-        trip.at, trip.sent = name, self._clock.time()
+        now = self._clock.time()
+        trip.at, trip.sent[name] = name, now
         upfront, size = self._upfront(name), trip.request.size_at(name)
         for kind, pacer in self._priced(name, trip.request):
             later = 0.0 if upfront else _written_later(kind, size)
-            pacer.sent(_amount(kind, size) - later, later, trip.sent)
+            pacer.sent(_amount(kind, size) - later, later, now)
 
     def _settled(self, event: Settled) -> None:
         trip = self._trips.pop(event.request.ticket, None)
@@ -192,32 +199,39 @@ class Pacing:
         known = event.usage.output if event.usage is not None else None
         served = trip.request.size.output if known is None else known
         self._over(trip, served if event.upstream else 0)
+        if trip.failed < event.attempts - bool(event.upstream):  # some of that is reported later
+            self._late[event.request.ticket] = trip
+            if len(self._late) > LATE:
+                del self._late[next(iter(self._late))]
 
     def _failed(self, event: AttemptFailed) -> None:
-        trip = self._trips.get(event.ticket)
-        if trip is None or trip.at != event.upstream:
+        trip = self._trips.get(event.ticket) or self._late.get(event.ticket)
+        if trip is None:
             return
-        self._over(trip, 0)
-        if event.status >= FIRST_ERROR:
-            self._turned_away(trip)
-        behind = trip.order[trip.order.index(trip.at) + 1 :]
-        trip.at = ""
-        if behind:
-            self._send(trip, behind[0])
+        trip.failed += 1
+        if trip.at == event.upstream:
+            self._over(trip, trip.request.size_at(trip.at).output if event.charged else 0)
+        if event.status >= FIRST_ERROR and not event.charged:
+            self._turned_away(trip, event.upstream)
+        if not trip.at and event.following and event.ticket in self._trips:
+            self._send(trip, event.following)
 
-    def _turned_away(self, trip: _Trip) -> None:
-        now, upfront = self._clock.time(), self._upfront(trip.at)
-        for kind, pacer in self._priced(trip.at, trip.request):
-            size = trip.request.size_at(trip.at)
+    def _turned_away(self, trip: _Trip, name: str) -> None:
+        sent = trip.sent.pop(name, None)
+        if sent is None:
+            return
+        now, upfront, size = self._clock.time(), self._upfront(name), trip.request.size_at(name)
+        for kind, pacer in self._priced(name, trip.request):
             first = _amount(kind, size) - (0.0 if upfront else _written_later(kind, size))
-            pacer.turned_away(first, trip.sent, now)
+            pacer.turned_away(first, sent, now)
 
     def _over(self, trip: _Trip, output: int) -> None:
-        if not trip.at or self._upfront(trip.at):
+        name, trip.at = trip.at, ""
+        if not name or self._upfront(name):
             return
         now = self._clock.time()
-        for kind, pacer in self._priced(trip.at, trip.request):
-            if later := _written_later(kind, trip.request.size_at(trip.at)):
+        for kind, pacer in self._priced(name, trip.request):
+            if later := _written_later(kind, trip.request.size_at(name)):
                 pacer.over(later, float(output), now)
 
     def _upfront(self, name: str) -> bool:
@@ -294,13 +308,14 @@ class Pacing:
             return []
         return slots.lift(usual, "limits are known")
 
-    async def _correct(self, reply: _Reply, record: Record) -> None:
-        """Charge what the provider says it charged, where usage was not told and the estimate was kept."""
-        if record.kind is not RecordKind.FINAL or "in" in record.tail or reply.size is None:
+    async def _correct(self, reply: _Reply, record: Record, flight: Flight | None) -> None:
+        """Charge what the provider says it charged, where usage was not told and an estimate was kept."""
+        used = flight.used if flight is not None else None
+        if record.kind is not RecordKind.FINAL or "in" in record.tail or used is None:
             return
         cost, pacer = dialects.charged(record.headers), reply.pacer("tokens")
         if cost is not None and pacer is not None and reply.upstream.accounting is Accounting.ACTUAL:
-            await self._capacity.change([Change(pacer.key, reply.size.total - cost)])
+            await self._capacity.change([Change(pacer.key, used.total - cost)])
             self._freed()
 
     # What was refused.

@@ -92,6 +92,19 @@ def test_the_earliest_probe_is_never_where_nothing_is_to_be_tried(board: Board) 
     assert board.breakers.earliest_probe(("a",)) <= board.clock.now
 
 
+def test_who_is_merely_slow_is_told_apart_from_who_is_sick(board: Board) -> None:
+    """From its opening until a canary fails."""
+    for n in range(400):
+        late = Evidence(prompt=10, first_token_s=2.0 if n < 300 else 20.0)
+        board.breakers.record("b", Outcome.SUCCESS, began=board.clock.now, cause="", evidence=late)
+    board.fail("a", 2)
+    assert [board.breakers.allows(name) for name in "ab"] == [False, False]
+    assert [board.breakers.slow(name) for name in "ab"] == [False, True]
+    board.breakers.signal("b", Signal.RESTED, "rested")
+    board.breakers.signal("b", Signal.PROBE_FAILED, "canary got status 503")
+    assert not board.breakers.slow("b")
+
+
 def test_results_of_unknown_upstreams_are_ignored(board: Board) -> None:
     """A record may name a cluster that is not ours."""
     board.fail("elsewhere", 10)

@@ -17,7 +17,7 @@ from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.events import BreakerMoved, Probed
 from extproc.core.policy import BreakerRules, Dollars, Kind, Limit, Prices, Upstream
-from extproc.core.request import Dialect
+from extproc.core.request import Dialect, Endpoint
 from extproc.core.spend import PriceList
 from extproc.probes.canary import Canary, Target
 from tests.doubles import Ledger, Observer
@@ -291,9 +291,139 @@ async def test_where_only_callers_name_models_the_last_that_was_served_is_asked_
     async with bench(listener) as at:
         at.canary._targets = {"a": Target(at.canary._targets["a"].upstream, "")}
         for outcome, model in ((Outcome.SUCCESS, served), (Outcome.IGNORED, "no such")):
-            at.breakers.record("a", outcome, began=0.0, cause="", evidence=Evidence(model=model))
+            evidence = Evidence(model=model, endpoint=Endpoint.CHAT)
+            at.breakers.record("a", outcome, began=0.0, cause="", evidence=evidence)
         await at.probed()
     assert listener.asked[0][2]["model"] == asked
+
+
+ASK = "reply OK"
+CHATS = [{"role": "user", "content": ASK}]
+EMBEDDING = {"object": "list", "data": [{"embedding": [0.1234567890123456] * 8192}], "usage": {"prompt_tokens": 3}}
+REPLY = {"object": "response", "status": "completed", "error": None, "output": [{"type": "message"}]}
+CUT_SHORT = {**REPLY, "status": "incomplete", "output": [], "usage": {"input_tokens": 8, "output_tokens": 16}}
+TEXT = {"choices": [{"text": "OK"}]}
+FORMS = [
+    (Endpoint.CHAT, GOOD, "/v1/chat/completions", {"messages": CHATS, "max_tokens": 5}, 11),
+    (Endpoint.COMPLETIONS, TEXT, "/v1/completions", {"prompt": ASK, "max_tokens": 5}, 17),
+    (Endpoint.RESPONSES, REPLY, "/v1/responses", {"input": ASK, "max_output_tokens": 16}, 28),
+    (Endpoint.RESPONSES, CUT_SHORT, "/v1/responses", {"input": ASK, "max_output_tokens": 16}, 24),
+    (Endpoint.MESSAGES, CLAUDE, "/v1/messages", {"messages": CHATS, "max_tokens": 5}, 13),
+    (Endpoint.EMBEDDINGS, EMBEDDING, "/v1/embeddings", {"input": ASK}, 3),
+]
+
+
+def answered(at: Bench, *forms: tuple[Endpoint, str]) -> None:
+    """The upstream did, in this order."""
+    for endpoint, model in forms:
+        evidence = Evidence(model=model, endpoint=endpoint)
+        at.breakers.record("a", Outcome.SUCCESS, began=0.0, cause="answered", evidence=evidence)
+
+
+def is_target(at: Bench, model: str, *, own: bool = False) -> None:
+    """What the settings say."""
+    at.canary._targets = {"a": Target(at.canary._targets["a"].upstream, model, own)}
+
+
+@pytest.mark.parametrize(("endpoint", "good", "path", "body", "used"), FORMS)
+async def test_it_is_asked_in_the_form_in_which_it_last_answered(
+    endpoint: Endpoint, good: Any, path: str, body: Any, used: int
+) -> None:
+    """By the smallest call of that endpoint: one that only embeds cannot chat, and would never return. Uploads and the
+    like tell nothing of how to ask.
+    """
+    listener = Listener((200, good))
+    async with bench(listener) as at:
+        is_target(at, "")
+        answered(at, (Endpoint.CHAT, "old"), (endpoint, "new"), (Endpoint.OTHER, "*"), (Endpoint.COUNT_TOKENS, "c"))
+        [probed] = await at.probed()
+    assert listener.asked == [(f"POST {path}", "a", {"model": "new", **body})]
+    assert (probed.ok, probed.tokens) == (True, used)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "told"),
+    [
+        (Endpoint.EMBEDDINGS, {"data": []}),
+        (Endpoint.EMBEDDINGS, GOOD),
+        (Endpoint.RESPONSES, {**REPLY, "output": []}),
+        (Endpoint.RESPONSES, {**CUT_SHORT, "error": {"code": "server_error"}}),
+        (Endpoint.CHAT, EMBEDDING),
+    ],
+)
+async def test_in_each_form_there_must_be_something_in_the_answer(endpoint: Endpoint, told: Any) -> None:
+    """And no error."""
+    async with bench(Listener((200, told))) as at:
+        answered(at, (endpoint, "small"))
+        [probed, *_] = await at.probed()
+    assert not probed.ok
+
+
+@pytest.mark.parametrize(
+    ("model", "own", "forms", "asked"),
+    [
+        ("small", False, [(Endpoint.RESPONSES, "small"), (Endpoint.EMBEDDINGS, "e")], ("/v1/responses", "small")),
+        ("small", True, [(Endpoint.RESPONSES, "small"), (Endpoint.CHAT, "big")], ("/v1/responses", "small")),
+        ("small", False, [(Endpoint.EMBEDDINGS, "e")], ("/v1/embeddings", "e")),
+        ("small", True, [(Endpoint.RESPONSES, "big"), (Endpoint.EMBEDDINGS, "e")], ("/v1/responses", "small")),
+        ("small", True, [(Endpoint.EMBEDDINGS, "e")], ("/v1/embeddings", "small")),
+        ("small", True, [(Endpoint.OTHER, "*")], ("/v1/chat/completions", "small")),
+        ("small", False, [], ("/v1/chat/completions", "small")),
+    ],
+)
+async def test_a_model_of_the_settings_is_asked_as_it_answers(
+    model: str,
+    own: bool,  # noqa: FBT001
+    forms: list[tuple[Endpoint, str]],
+    asked: tuple[str, str],
+) -> None:
+    """One that never answered, and is not meant for canaries, gives way to what did."""
+    listener = Listener()
+    async with bench(listener) as at:
+        is_target(at, model, own=own)
+        answered(at, *forms)
+        await at.probed()
+    what, _, body = listener.asked[0]
+    assert (what.removeprefix("POST "), body["model"]) == asked
+
+
+NO_CHAT = {"object": "error", "message": "The model does not support Chat Completions API", "code": 400}
+NOT_HERE = "This model is only supported in v1/responses and not in v1/chat/completions."
+NO_CHAT_MODEL = "This is not a chat model and thus not supported in the v1/chat/completions endpoint."
+NO_OPERATION = "The chatCompletion operation does not work with the specified model, e. Please choose different model."
+
+
+@pytest.mark.parametrize(
+    ("provider", "status", "told", "ok"),
+    [
+        ("vllm", 400, NO_CHAT, True),
+        ("vllm", 501, NO_CHAT, True),
+        ("vllm", 404, {"detail": "Not Found"}, True),
+        ("vllm", 404, {"object": "error", "message": "The model `e` does not exist.", "code": 404}, False),
+        ("vllm", 500, NO_CHAT, False),
+        ("openai", 404, {"error": {"message": NOT_HERE, "type": "invalid_request_error"}}, True),
+        ("openai", 404, {"error": {"message": NO_CHAT_MODEL, "type": "invalid_request_error"}}, True),
+        ("openai", 404, {"error": {"message": "The model `e` does not exist", "code": "model_not_found"}}, False),
+        ("azure", 400, {"error": {"message": NO_OPERATION, "code": "OperationNotSupported"}}, True),
+        ("compatible", 400, {"error": {"message": '"bge-m3" does not support chat'}}, True),
+        ("compatible", 501, {"error": {"message": "This server does not support completions."}}, True),
+    ],
+)
+async def test_who_says_that_this_is_the_wrong_endpoint_serves(provider: str, status: int, told: Any, ok: bool) -> None:  # noqa: FBT001
+    """It has read the question, and it costs nothing; before anything was answered there is no better one to ask."""
+    async with bench(Listener((status, told), health=200), provider) as at:
+        [probed, *_] = await at.probed()
+        assert at.breakers.by_name["a"].state in ((State.RAMPING,) if ok else (State.OPEN, State.HALF_OPEN))
+    assert (probed.ok, probed.tokens, probed.cost_usd) == (ok, 0, None)
+
+
+async def test_a_wrong_endpoint_is_no_proof_where_the_account_was_without_credit() -> None:
+    """It may look at the model first."""
+    async with bench(Listener((402, {}), (400, NO_CHAT)), "compatible") as at:
+        await at.probed()
+        at.breakers.by_name["a"].rests_until = 0.0
+        [_, probed] = await at.probed(2)
+    assert not probed.ok
 
 
 async def test_nobody_there_is_a_failure() -> None:

@@ -205,7 +205,14 @@ async def test_whether_a_prometheus_answers(answer: bytes, status: int, said: st
 
 def settings(lanes: dict[str, Any] | None = None, **engine: Any) -> Settings:
     """One engine that serves everything."""
-    upstream = {"provider": "vllm", "url": "http://127.0.0.1:1", "owned": True, "concurrency": 9, **engine}
+    upstream = {
+        "provider": "vllm",
+        "url": "http://127.0.0.1:1",
+        "owned": True,
+        "concurrency": 9,
+        "window": 99_999,
+        **engine,
+    }
     raw = {
         "upstreams": {"e": {key: value for key, value in upstream.items() if value is not None}},
         "routes": [{"models": ["m"], "chain": ["e"]}],
@@ -290,8 +297,38 @@ def test_first_tokens_that_may_take_longer_than_a_stall_are_told(
     """An only upstream may be asked twice. A silence is then ended late, or the last is never asked."""
     raw = settings().model_dump(mode="json", exclude_unset=True) | {"timeouts": timeouts}
     raw["routes"][0]["first_token_s"] = first_s
-    lines = [line for line in advice(parse(yaml.safe_dump(raw), "file", {})) if "first token" in line]
+    lines = [line for line in advice(parse(yaml.safe_dump(raw), "file", {})) if "first tokens may" in line]
     assert [line.startswith(f"note: routes[0]: {said}") for line in lines] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("windows", "timeouts", "said"),
+    [
+        ((None, None, None), {}, (3, "50,000")),
+        ((None,), {}, (2, "100,000")),
+        ((50_001, 50_001, 50_001), {}, (3, "50,000")),
+        ((50_000, 50_000, 50_000), {}, None),
+        ((None, None, 32_000), {}, (2, "100,000")),
+        ((128_000, None), {}, (2, "100,000")),
+        ((128_000, 64_000), {}, (2, "100,000")),
+        ((100_000, 64_000), {}, None),
+        ((None, None, None), {"stall_s": 180}, None),
+        ((None, None, None), {"stall_s": 120, "first_token_s": 5}, (3, "175,000")),
+        ((1_000_000, 1_000_000), {"prompt_tokens_per_s": 20_000}, (2, "400,000")),
+        ((None, None), {"prompt_tokens_per_s": 20_000}, None),
+    ],
+)
+def test_prompts_that_take_so_long_to_read_that_a_stall_cannot_be_told_are_told(
+    windows: tuple[int | None, ...], timeouts: dict[str, Any], said: tuple[int, str] | None
+) -> None:
+    """By the size from which on that is so, where an upstream would take it."""
+    base = {"provider": "openai", "limits": [{"tpm": 1000}]}
+    upstreams = {f"u{i}": base | ({"window": window} if window else {}) for i, window in enumerate(windows)}
+    routes = [{"models": ["m"], "chain": list(upstreams), "acknowledge_unowned": True}]
+    raw = {"upstreams": upstreams, "routes": routes, "timeouts": timeouts}
+    lines = [line for line in advice(parse(yaml.safe_dump(raw), "test")) if "first token" in line]
+    start = f"note: routes[0]: {said[0]} first tokens of a prompt of more than {said[1]} tokens may" if said else ""
+    assert [line.startswith(start) for line in lines] == ([True] if said else [])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from extproc import dialects
 from extproc.breakers import Breakers
-from extproc.core.breaker import Outcome, Signal
+from extproc.core.breaker import Evidence, Outcome, Signal
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.capacity import Claim
@@ -77,13 +77,17 @@ class Gate:
         policy = Policy(self.upstreams, (route,), lanes, {})
         wording = Wording(lambda _: 503, lambda: 0.5)
         self.unfit: set[str] = set()
+        self.flights: list[Flight] = []
         timing = Timing(10, 5000, 60, 900)
         self.breakers = Breakers(upstreams, self.clock, Observer(), chance=lambda: 0.0)
         self.waits: dict[str, float] = {}
         self.forecasts: list[tuple[str, str]] = []
         outlook = Outlook(self.breakers.rest_s, self.breakers.earliest_probe, self._wait_s)
         health: tuple[Any, Any] = self.breakers.allows, (lambda name, _: name not in self.unfit)
-        self.dispatch = Dispatch(policy, self.capacity, self.clock, timing, wording, *health, retries, outlook=outlook)
+        slow = self.breakers.slow
+        self.dispatch = Dispatch(
+            policy, self.capacity, self.clock, timing, wording, *health, retries, outlook=outlook, slow=slow
+        )
 
     def _wait_s(self, asked: Request, wants: Wants) -> float:
         [name] = wants.names
@@ -106,7 +110,8 @@ class Gate:
         for name in self.upstreams if free is not None else ():
             prices[name] += () if name in free else (Claim(f"upstream/{name}/usd_day", 1.0),)
         wants, document = Wants(names, prices, costless=free), dialects.read(endpoint, body)
-        return self.dispatch.depart(Flight(asked), wants, names[0], greeting(endpoint, lane), document)
+        self.flights.append(Flight(asked))
+        return self.dispatch.depart(self.flights[-1], wants, names[0], greeting(endpoint, lane), document)
 
     def priorities(self, departure: Departure) -> list[Any]:
         """What each upstream of the order will read as `priority`."""
@@ -176,6 +181,17 @@ def test_an_order_ends_before_an_engine_that_is_full_for_the_lane() -> None:
     assert gate.depart(BODY, "P2").order == ("o",)
 
 
+def test_who_is_merely_slow_stands_behind_all_others() -> None:
+    """A late answer is better than none; one that is sick is not asked."""
+    gate = Gate(*(engine(name, "openai", told=False) for name in "abcd"))
+    for n in range(320):
+        late = Evidence(prompt=10, first_token_s=2.0 if n < 300 else 20.0)
+        gate.breakers.record("b", Outcome.SUCCESS, began=gate.clock.now, cause="", evidence=late)
+    for _ in range(3):
+        gate.breakers.record("c", Outcome.FAILURE, began=gate.clock.now, cause="")
+    assert gate.depart(BODY).order == ("a", "d", "b")
+
+
 def test_a_failover_may_use_what_its_lane_keeps_free() -> None:
     """It has been let go already, and would fail otherwise; but it never goes where there is not enough for it."""
     limit = Limit("*", Kind.TOTAL, 6000.0, 1000.0)
@@ -236,6 +252,7 @@ def test_an_only_upstream_gets_a_second_attempt_while_the_budget_lasts() -> None
     assert (departure.again, departure.per_try_s) == (True, 4.0)
     departure = alone.depart(BODY, stream=True, deadline=alone.clock.time() + 8.0)
     assert (departure.again, departure.per_try_s) == (False, 8.0)
+    assert [flight.lent for flight in alone.flights[-2:]] == [alone.clock.time(), None]
     assert not Gate(engine("a", "openai")).depart(BODY).again
 
 

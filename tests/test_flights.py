@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from extproc.core.policy import (
     Dollars,
     Policy,
     Prices,
+    RetryRules,
     Route,
     SessionLimits,
     Tenant,
@@ -36,6 +37,7 @@ from extproc.core.policy import (
 from extproc.core.quota import account_of, purse, route_place, upstream_place
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Dialect, Request, Size, Usage
+from extproc.core.retries import RetryBudget
 from extproc.core.spend import PriceList
 from extproc.flights import LEASE_S, MOST_CLOSED, REPLACED, Flights
 from extproc.ports import Record, RecordKind
@@ -82,6 +84,12 @@ TIMEOUT = frozenset({"upstream_request_timeout"})
 REFUSED = frozenset({"upstream_connection_failure"})
 
 
+def served_by(provider: str, *models: str) -> Policy:
+    """Both upstreams are of `provider`, and `a` serves what fits `models`."""
+    upstreams = {name: replace(upstream, provider=provider) for name, upstream in POLICY.upstreams.items()}
+    return replace(POLICY, upstreams=upstreams, routes=(Route("any", models, ("a",)),))
+
+
 @pytest.fixture(params=KINDS, ids=["memory", "suspending"])
 def kind(request: pytest.FixtureRequest) -> type[Ledger]:
     """Capacity that answers at once, and capacity that suspends."""
@@ -114,6 +122,7 @@ class Desk:
         self.breakers = Breakers(policy.upstreams.values(), loop, self.observer, chance=lambda: 0.0)
         self.pace = Pace()
         self.affinity = Affinity()
+        self.retries = RetryBudget(RetryRules(share=0.0, least_per_s=0.1))
         self.freed = 0
         self.learned: list[tuple[str, Usage]] = []
         self.used: list[tuple[str, Size]] = []
@@ -133,6 +142,7 @@ class Desk:
             freed=self._freed,
             learned=lambda _, upstream, usage, *, complete: self.learned.append((upstream, usage)),  # noqa: ARG005
             settled=lambda request, used: self.used.append((request.ticket, used)),
+            retries=self.retries,
         )
         self.tickets = 0
 
@@ -526,16 +536,57 @@ def test_an_answer_that_never_began_in_time_costs_the_input_and_counts(kind: typ
     play(scenario)
 
 
-@pytest.mark.parametrize(("flags", "failures"), [(TIMEOUT, 0), (REFUSED, 1)])
-def test_a_caller_in_a_hurry_declares_nobody_sick(flags: frozenset[str], failures: int) -> None:
-    """A timeout that was the caller's own says nothing about the upstream; other failures do."""
+@pytest.mark.parametrize(
+    ("given_s", "status", "flags", "failures"),
+    [
+        (0.2, 0, TIMEOUT, 0),
+        (4.9, 0, TIMEOUT, 0),
+        (5.0, 0, TIMEOUT, 1),
+        (0.2, 0, REFUSED, 1),
+        (0.2, 200, TIMEOUT, 1),
+    ],
+)
+def test_a_caller_in_a_hurry_declares_nobody_sick(
+    given_s: float, status: int, flags: frozenset[str], failures: int
+) -> None:
+    """A timeout that was the caller's own says nothing about the upstream, where that was not enough. Other failures
+    do, as does a silence behind the first token, which no caller limits.
+    """
 
     async def scenario(loop: VirtualLoop) -> None:
         desk = Desk(loop)
-        trip = await desk.take_off("ab")
-        trip.flight.hurried = True
-        await trip.failed("a", 0, flags=flags)
+        trip = await desk.take_off("ab", stream=True)
+        limited(trip, given_s, 10.0)
+        await trip.failed("a", status, flags=flags)
         assert desk.breakers.by_name["a"].failures == failures
+        await trip.land()
+
+    play(scenario)
+
+
+def limited(trip: Trip, given_s: float, limit_s: float) -> None:
+    """Its time limits, as dispatch tells them: the caller's, and that of the settings; 10 s for a first token."""
+    trip.flight.given_s, trip.flight.limit_s, trip.flight.first_token_s = given_s, limit_s, 10.0
+
+
+@pytest.mark.parametrize(("moves_after_s", "told", "failures"), [(5, True, 1), (26, True, 0), (5, False, 0)])
+def test_a_limit_of_all_attempts_is_what_the_ones_before_have_left_of_it(
+    moves_after_s: float,
+    failures: int,
+    *,
+    told: bool,
+) -> None:
+    """An upstream that was asked late may have had no time; where nobody knows how much it had, it says nothing."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        trip = await desk.take_off("ab", stream=False)
+        limited(trip, 30.0, 900.0)
+        await asyncio.sleep(moves_after_s)
+        if told:
+            await trip.failed("a", 503)
+        await trip.final("b", 504, attempt=2, details="response_timeout", flags=TIMEOUT)
+        assert desk.breakers.by_name["b"].failures == failures
         await trip.land()
 
     play(scenario)
@@ -805,7 +856,8 @@ def test_an_end_that_comes_while_silent_requests_are_swept_is_no_trouble() -> No
         ({"status": 500, "error": "server_error/-"}, "failures"),
         ({"status": 401, "error": "-/invalid_api_key"}, "credential"),
         ({"status": 429, "error": "-/insufficient_quota"}, "terminal"),
-        ({"status": 404, "error": "-/account_deactivated"}, "failures"),
+        ({"status": 403, "error": "-/invalid_api_key"}, "credential"),
+        ({"status": 403}, "failures"),
         ({"status": 0, "flags": TIMEOUT}, "failures"),
         ({"status": 0, "flags": REFUSED}, "failures"),
         ({"status": 429}, "paced"),
@@ -840,9 +892,9 @@ def test_a_missing_model_that_only_its_caller_named_says_nothing() -> None:
     """Or whoever asks for what does not exist would close an engine to everybody."""
 
     async def scenario(loop: VirtualLoop) -> None:
-        desk = Desk(loop, policy=replace(POLICY, routes=(Route("any", ("*",), ("a",)),)))
+        desk = Desk(loop, policy=served_by("vllm", "*"))
         trip = await desk.take_off("ab")
-        await trip.failed("a", status=404, error="-/account_deactivated")
+        await trip.failed("a", status=404, error="NotFoundError/model_not_found")
         assert desk.breakers.by_name["a"].failures == 0
         await trip.land()
         trip = await desk.take_off("ab")
@@ -853,20 +905,99 @@ def test_a_missing_model_that_only_its_caller_named_says_nothing() -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize(("status", "models", "most"), [(403, "*", 2), (403, "m", 0), (401, "*", 0)])
-def test_a_key_that_is_refused_for_what_only_its_caller_named_is_a_failure_like_others(
-    status: int, models: str, most: int
+REQUESTS = ("one", "two", "three")
+
+
+async def borne(desk: Desk, bodies: Sequence[str], status: int, error: str) -> int:
+    """How many failures of `a` it bears, for requests with these bodies one after the other."""
+    count = 0
+    for body in bodies:
+        trip = await desk.take_off("ab", model="m", fingerprint=body)
+        await trip.failed("a", status=status, error=error)
+        await trip.land()
+        count += desk.breakers.allows("a")
+    return count
+
+
+@pytest.mark.parametrize("models", ["*", "m"])
+@pytest.mark.parametrize(
+    ("provider", "status", "error", "most"),
+    [
+        ("xai", 403, "-/permission-denied", 2),
+        ("gemini", 403, "PERMISSION_DENIED/403", 2),
+        ("anthropic", 403, "permission_error/-", 2),
+        ("bedrock", 403, "AccessDeniedException/-", 2),
+        ("compatible", 403, "-/-", 2),
+        ("bedrock", 403, "ExpiredTokenException/-", 0),
+        ("compatible", 403, "-/invalid_api_key", 0),
+        ("compatible", 401, "-/-", 0),
+        ("xai", 403, "-/content_policy_violation", 3),
+    ],
+)
+def test_what_our_key_may_not_do_is_a_failure_like_others(
+    provider: str, status: int, error: str, most: int, models: str
 ) -> None:
-    """It may be for the name, so one says no more than any failure; where the name is written here, or nobody is known
-    by that key, one is enough.
+    """It may be for what was asked, so one says no more than any failure, whoever names the model; where nobody is
+    known by that key, one is enough. A filter's refusal says nothing.
     """
+
+    async def scenario(loop: VirtualLoop) -> None:
+        assert await borne(Desk(loop, policy=served_by(provider, models)), REQUESTS, status, error) == most
+
+    play(scenario)
+
+
+def test_what_our_key_may_not_do_for_one_request_is_one_sign() -> None:
+    """However often its client sends it, and wherever it goes: a single prompt closes nothing to everybody. Of others
+    each is a sign.
+    """
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, policy=served_by("gemini", "m"))
+        assert await borne(desk, ["same"] * 9, 403, "PERMISSION_DENIED/403") == 9
+        assert desk.breakers.by_name["a"].failures == 1
+        trip = await desk.take_off("ab", model="m", fingerprint="same")
+        await trip.failed("b", status=403, error="PERMISSION_DENIED/403")
+        await trip.final("b", 200, attempt=2, tail={"error": "PERMISSION_DENIED/403"})
+        await trip.land()
+        assert desk.breakers.by_name["b"].failures == 0
+        assert await borne(desk, REQUESTS, 403, "PERMISSION_DENIED/403") == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "exact", "any_name"),
+    [
+        ("NotFoundError/model_not_found", 2, 3),
+        ("invalid_request_error/404", 3, 3),
+        ("-/-", 3, 3),
+        ("NotFoundError/404", 3, 3),
+    ],
+)
+@pytest.mark.parametrize("provider", ["vllm", "sglang"])
+def test_only_a_model_that_an_engine_has_not_speaks_against_it(
+    provider: str, error: str, exact: int, any_name: int
+) -> None:
+    """Where its name is written here. What else is not there (an endpoint, an answer to go on from) a caller chose."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        for models, most in (("m", exact), ("*", any_name)):
+            assert await borne(Desk(loop, policy=served_by(provider, models)), REQUESTS, 404, error) == most
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("error", "models", "most"), [("-/403", "*", 2), ("-/403", "m", 2), ("-/404", "*", 3)])
+def test_what_an_error_in_a_stream_says_of_a_name_is_what_its_status_would(error: str, models: str, most: int) -> None:
+    """It comes under 200, and names its status itself."""
 
     async def scenario(loop: VirtualLoop) -> None:
         desk = Desk(loop, policy=replace(POLICY, routes=(Route("any", (models,), ("a",)),)))
         borne = 0
         for _ in range(3):
             trip = await desk.take_off("ab", model="m")
-            await trip.failed("a", status=status, error="-/-")
+            await trip.final("a", 200, tail={"error": error})
             await trip.land()
             borne += desk.breakers.allows("a")
         assert borne == most
@@ -1013,6 +1144,10 @@ def test_small_calls_whose_answers_are_complete_but_empty_close_no_upstream(bad:
         for _ in range(10):
             trip = await desk.take_off("ab")
             await trip.failed("a", 502, error=f"malformed/{bad}")
+            await trip.final("b", 200, tail=DONE)
+            await trip.land()
+        for _ in range(10):
+            trip = await desk.take_off("b")
             await trip.final("b", 200, tail=DONE | {"bad": bad})
             await trip.land()
         assert [desk.breakers.allows(name) for name in "ab"] == [True, True]
@@ -1129,19 +1264,139 @@ def test_a_request_that_fails_at_one_upstream_counts_there_each_time() -> None:
         {"status": 529},
         {"status": 504},
         {"status": 500, "error": "-/server_is_overloaded"},
-        {"status": 502, "error": "malformed/json"},
-        {"status": 503, "flags": TIMEOUT},
+        {"status": 500, "error": "-/ServiceUnavailable"},
         {"status": 0, "flags": REFUSED},
-        {"status": 500, "flags": frozenset({"upstream_remote_reset"})},
+        {"status": 0, "flags": frozenset({"no_healthy_upstream"})},
     ],
 )
 def test_what_no_prompt_brings_about_counts_at_every_upstream(about: dict[str, Any]) -> None:
-    """An overload, a lost connection, a first token that did not come; and what is none has rules of its own."""
+    """An overload, or a connection that could not be had."""
 
     async def scenario(loop: VirtualLoop) -> None:
         desk = Desk(loop)
         await fail(desk, fingerprint="body/1", **about)
         assert standing(desk) == [1, 1]
+
+    play(scenario)
+
+
+SILENCE, CUT_OFF, RESET = ({"status": 0, "flags": frozenset({flag})} for flag in (
+    "upstream_request_timeout", "upstream_connection_termination", "upstream_remote_reset"
+))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "about", [SILENCE, CUT_OFF, RESET, {"status": 502, "error": "malformed/json"}, {"status": 500}]
+)
+def test_a_prompt_that_is_never_answered_counts_at_its_first_upstream(about: dict[str, Any]) -> None:
+    """In whichever way it fails there. Others that fail so open one breaker after the other: that is an outage."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for _ in range(9):
+            await fail(desk, fingerprint="body/1", **about)
+        assert standing(desk) == [1, 0]
+        for name, order in (("a", "ab"), ("b", "b")):
+            for i in range(3):
+                await fail(desk, order, fingerprint=f"body/{name}{i}", **about)
+            assert not desk.breakers.allows(name)
+
+    play(scenario)
+
+
+STREAMED = [
+    {"error": "InternalServerError/500", "done": "1"},
+    {"error": "server_error/-", "done": "1"},
+    {"cut": "1"},
+    {"bad": "json", "done": "1"},
+]
+
+
+async def stream(desk: Desk, name: str, fingerprint: str, tail: Mapping[str, Any], **more: Any) -> None:
+    """A stream that breaks after it has begun."""
+    trip = await desk.take_off(name, fingerprint=fingerprint, stream=True)
+    await trip.final(name, 200, tail=tail, **more)
+    await trip.land()
+
+
+@pytest.mark.parametrize("tail", STREAMED)
+def test_a_prompt_that_breaks_every_stream_opens_one_breaker_at_most(tail: dict[str, Any]) -> None:
+    """It counts where it breaks first, until it breaks at another upstream. Others that break so open both."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for name in "aab" * 5:
+            await stream(desk, name, "body/1", tail)
+        assert standing(desk) == [2, 0]
+        for name in "ab":
+            for i in range(3):
+                await stream(desk, name, f"body/{name}{i}", tail)
+            assert not desk.breakers.allows(name)
+
+    play(scenario)
+
+
+def test_a_prompt_that_stalls_every_stream_opens_one_breaker_at_most() -> None:
+    """Silence is one way to fail, before the first token and behind it."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        await fail(desk, "a", fingerprint="body/1", **SILENCE)
+        for _ in range(5):
+            await stream(desk, "b", "body/1", {}, flags=frozenset({"stream_idle_timeout"}))
+        assert standing(desk) == [1, 0]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "tail", [{"error": "overloaded_error/-"}, {"error": "-/503"}, {"error": "UNAVAILABLE/-"}, {"error": "-/529"}]
+)
+def test_an_overload_in_a_stream_counts_at_every_upstream(tail: dict[str, Any]) -> None:
+    """Whoever asks."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for name in "abab":
+            await stream(desk, name, "body/1", tail)
+        assert standing(desk) == [2, 2]
+
+    play(scenario)
+
+
+def test_a_prompt_that_fails_in_another_way_elsewhere_counts_there() -> None:
+    """That it is slow at one says nothing of its error at the other."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        await fail(desk, "a", fingerprint="body/1", **SILENCE)
+        await fail(desk, "b", fingerprint="body/1", status=500)
+        assert standing(desk) == [1, 1]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("tail", [{"bad": "json", "in": 5, "out": 1}, {"cut": "1", "in": 5, "out": 1}])
+def test_a_large_prompt_that_breaks_everywhere_keeps_its_size_away_from_one_upstream_at_most(
+    tail: dict[str, Any],
+) -> None:
+    """As with breakers: different ones keep it away from both."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for fingerprints in (["body/1"] * 5, [f"body/b{n}" for n in range(5)]):
+            for fingerprint in fingerprints:
+                for name in "ab":
+                    trip = await desk.take_off(name, size=Size(20_000, 40), fingerprint=fingerprint, stream=True)
+                    await trip.final(name, 200, tail=tail)
+                    await trip.land()
+            assert desk.breakers.fits("b", 20_000)
+        for n in range(5):
+            trip = await desk.take_off("b", size=Size(20_000, 40), fingerprint=f"body/c{n}", stream=True)
+            await trip.final("b", 200, tail=tail)
+            await trip.land()
+        assert not desk.breakers.fits("a", 20_000)
+        assert not desk.breakers.fits("b", 20_000)
 
     play(scenario)
 
@@ -1397,5 +1652,29 @@ def test_an_only_upstream_that_fails_and_then_gives_no_answer_has_failed_once() 
             await trip.final("a", tail=tail, attempt=2)
             await trip.land()
             assert desk.breakers.by_name["a"].failures == failures
+
+    play(scenario)
+
+
+def test_a_second_attempt_is_counted_once_and_as_soon_as_it_begins() -> None:
+    """Not at its end: others would borrow meanwhile what is used already. Who does not need it frees it then."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for fails in (True, False):
+            now = loop.time()
+            assert desk.retries.lend("default", now)
+            assert not desk.retries.lend("default", now)
+            trip = await desk.take_off("a")
+            trip.flight.again, trip.flight.lent = True, now
+            if fails:
+                await trip.failed("a", 503, shown=503)
+                await asyncio.sleep(9.9)
+                assert not desk.retries.lend("default", loop.time())
+                await asyncio.sleep(0.2)
+            await trip.final("a", tail=DONE, attempt=1 + fails)
+            assert desk.retries.lend("default", loop.time())
+            await trip.land()
+            await asyncio.sleep(30.0)
 
     play(scenario)

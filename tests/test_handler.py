@@ -45,24 +45,26 @@ retries: {share: 0.2, least_per_s: 0.5}
 """
 WHOLE: dict[str, Any] = {"finish": "stop", "done": "1", "in": 12, "out": 30}
 LEFT = frozenset({"downstream_connection_termination"})
+TIMEOUT = frozenset({"upstream_request_timeout"})
 
 
 class Wire(FakeExchange):
     """A client's connection, with Envoy and an upstream behind it. runs: the upstream works on it.
 
     slow: how long each write takes. lands_s: how long Envoy takes to end what it is told to end. tail: what its record
-    will say of a whole answer.
+    will say of a whole answer. silent: there is none, and Envoy's patience runs out.
     """
 
     def __init__(self, desk: Desk, body: dict[str, Any], *, lasts_s: float = 1.0, slow: float = 0.0, **headers: str):
         named = {":method": "POST", ":path": "/v1/chat/completions", "x-request-id": f"r{len(desk.wires)}"}
         named |= {name.replace("_", "-"): value for name, value in headers.items()}
+        self.request_id = named["x-request-id"]
         super().__init__(Head(named, bodiless=False), json.dumps(body).encode(), stays_s=lasts_s, hold_s=slow)
         self.desk = desk
         self.slow = slow
         self.lands_s = 0.002
         self.tail = WHOLE
-        self.runs = False
+        self.runs = self.silent = False
         self.name = headers.get("idempotency_key") or json.dumps(body)
         self.task: asyncio.Task[None]
 
@@ -157,9 +159,17 @@ class Desk:
             how |= {"status": 503, "details": wire.aborts[0][3], "tail": {}}
         elif wire.task.cancelling():
             how |= {"status": 0, "flags": LEFT, "tail": {}}
-        await asyncio.sleep(0.02)
         more = {"attempt": 1, "duration_s": 1.0, "first_token_s": 0.1}
-        await self.admission.hear(Record(RecordKind.FINAL, departure.ticket, departure.order[0], **how, **more))
+        first = departure.order[0]
+        if wire.silent:
+            more["first_token_s"] = None
+            how |= {"status": 504, "flags": TIMEOUT, "details": "response_timeout", "tail": {}}
+        await asyncio.sleep(0.02)
+        if wire.silent and departure.total_s is None:
+            known = {"request_id": wire.request_id, "flags": TIMEOUT, "details": ""}
+            await self.admission.hear(Record(RecordKind.ATTEMPT, "", first, 0, **known, **more))
+            how["details"] = "upstream_per_try_timeout"
+        await self.admission.hear(Record(RecordKind.FINAL, departure.ticket, first, **how, **more))
 
     async def settle_down(self) -> None:
         """Until everything has come to its end, however that is; then nothing may be left."""
@@ -237,6 +247,47 @@ def test_what_an_upstream_reports_teaches_how_its_own_model_counts() -> None:
         learned = found[-1][0]
         assert learned.size.input < learned.counted < 1.9 * learned.counted < learned.size_at("c").input
         assert not busy.aborts
+        await desk.settle_down()
+
+    play(scenario)
+
+
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize(
+    ("stream", "patience_s", "learned", "seen"),
+    [
+        (False, 30, False, True),
+        (False, 5, False, False),
+        (False, 5, True, True),
+        (False, 2, True, False),
+        (True, 30, False, True),
+        (True, 4, False, False),
+        (True, 4, True, True),
+        (True, 0.8, True, False),
+    ],
+)
+def test_an_upstream_that_is_silent_is_seen_by_callers_with_deadlines(
+    patience_s: float,
+    *,
+    stream: bool,
+    learned: bool,
+    seen: bool,
+) -> None:
+    """By all who gave it clearly more than what is usual there, or is assumed while nothing is known of it."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        for n in range(25 if learned else 0):
+            await desk.send(chat(f"well {n}"), lasts_s=0.5).task
+        await asyncio.sleep(1)
+        for n in range(50):
+            asked = {**chat(f"silence {n}"), "stream": stream}
+            wire = desk.send(asked, lasts_s=patience_s, x_request_timeout_ms=str(int(patience_s * 1000)))
+            wire.silent = True
+            await wire.task
+            await asyncio.sleep(0.1)
+        state = desk.admission.breakers.by_name["a"]
+        assert (str(state.state), state.failures) == ("open" if seen else "closed", 0)
         await desk.settle_down()
 
     play(scenario)

@@ -27,7 +27,7 @@ from extproc.core.policy import Bounds, KvRules, Lane, Order, Pacing, WhenBusy
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
 from extproc.core.watermark import Reading, Watermark
-from extproc.limiter import MAX_DEPTH, MAX_LOOKS, TICK_S, Grant, Limiter, Wants
+from extproc.limiter import MAX_DEPTH, MAX_LOOKS, TICK_S, Grant, Limiter, Wants, _turn
 from extproc.ports import Gone
 from tests.doubles import FakeExchange, Ledger, Observer, Suspending, VirtualLoop, play, request
 
@@ -338,6 +338,55 @@ def test_those_who_are_let_go_together_are_no_more_than_may_return(kind: type[Le
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await bench.stop()
+
+    play(scenario)
+
+
+def test_who_is_merely_slow_serves_where_nobody_else_may_be_asked(kind: type[Ledger]) -> None:
+    """At once and within its limits, before what is owned and sick has to; and not while there is anybody else."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench = Bench(loop, slots(a=(9, 0), b=(1, 0), z=(9, 0)), kind, slow="b".__eq__)
+        bench.sick, bench.probe_at = set("abz"), loop.time() + 60
+        assert (await bench.send("abz")).upstream == "b"
+        second = bench.send("abz")
+        await asyncio.sleep(2)
+        assert not second.done()
+        await bench.free("upstream/b/slots")
+        assert (await second).upstream == "b"
+        await bench.free("upstream/b/slots")
+        bench.sick = {"b"}
+        assert (await bench.send("ba")).upstream == "a"
+        await bench.stop()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(("chain", "a", "b"), [("a", 30, 0), ("ab", 2, 28)])
+def test_a_window_does_not_bind_those_who_have_nobody_else_to_ask(
+    kind: type[Ledger], chain: str, a: int, b: int
+) -> None:
+    """Traffic returns to one that was merely slow; it is better than none, and the other one is better than it."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        store = slots(a=(99, 0), b=(99, 0))
+        store |= {f"upstream/a/m{n}/total": TokenBucket(1e6, 1e6, 1e6, loop.time()) for n in range(30)}
+        held = store["upstream/a/slots"]
+        assert isinstance(held, Slots)
+        windows = {"a": lambda: 2 - held.used, "b": lambda: inf}
+        slow: set[str] = set()
+        bench = Bench(loop, store, kind, room=lambda name: windows[name](), slow=slow.__contains__)
+        bench.sick, bench.probe_at = {"a", "b"}, loop.time() + 5
+        tasks = [bench.send(chain, model=f"m{n}") for n in range(30)]
+        await asyncio.sleep(1)
+        assert not any(task.done() for task in tasks)
+        slow.add("a")
+        bench.limiter._allows = lambda name: name == "b" or held.used < 2
+        bench.limiter.kick()
+        went = [(await task).upstream for task in tasks]
+        assert (went.count("a"), went.count("b")) == (a, b)
+        assert loop.time() == pytest.approx(1001, abs=0.5)
         await bench.stop()
 
     play(scenario)
@@ -1323,7 +1372,8 @@ class Watched(Limiter):
         self._latest[head.request.ticket] = answer.option.name
         if self._capacity.immediate:
             assert not self.draining
-            assert self._allows(answer.option.name)
+            names, name = _turn(head).wants.names, answer.option.name
+            assert self._allows(name) or (self._slow(name) and not any(map(self._allows, names)))
         self.on_grant(head.request)
 
 
@@ -1378,7 +1428,9 @@ class Race:
         ]
         lanes = [self._lane(rank) for rank in range(rng.randint(1, 3))]
         bounds = Bounds(rng.choice([4, 1000]), 10**6, 10**6)
-        self.bench = Bench(loop, self._store(), kind, lanes, Watched, bounds=bounds, chance=rng.random)
+        self.slow: set[str] = set()
+        rules = {"bounds": bounds, "chance": rng.random, "slow": self.slow.__contains__}
+        self.bench = Bench(loop, self._store(), kind, lanes, Watched, **rules)
         assert isinstance(self.bench.limiter, Watched)
         self.limiter, self.capacity = self.bench.limiter, self.bench.capacity
         if isinstance(self.capacity, Suspending):
@@ -1532,7 +1584,11 @@ class Race:
     async def _breakers(self) -> None:
         while self.rng.random() < 0.7:
             await asyncio.sleep(self.rng.uniform(0, 2))
-            self.bench.sick ^= {self.rng.choice(self.names)}
+            name = self.rng.choice(self.names)
+            self.bench.sick ^= {name}
+            self.slow.discard(name)
+            if name in self.bench.sick and self.rng.random() < 0.5:
+                self.slow.add(name)
             self.bench.probe_at = self.loop.time() + self.rng.choice([0.5, 20.0])
             self.limiter.kick()
 

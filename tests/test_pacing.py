@@ -16,7 +16,7 @@ from extproc.core.events import Admitted, AttemptFailed, LimitsMoved, Queued, Se
 from extproc.core.flight import Flight
 from extproc.core.policy import Accounting, Kind, Limit, Policy, Upstream
 from extproc.core.request import Dialect, Endpoint, Size, Usage
-from extproc.pacing import TOLD_S, Pacing
+from extproc.pacing import LATE, TOLD_S, Pacing
 from extproc.ports import Record, RecordKind
 from extproc.shared.memory import MemoryCapacity
 from tests.doubles import HandClock, Observer, request
@@ -120,12 +120,13 @@ class Desk:
         self.pacing.observe(Admitted(flight.request, order, 0.0))
         return flight
 
-    def settle(self, flight: Flight, name: str, output: int | None = None) -> None:
+    def settle(self, flight: Flight, name: str, output: int | None = None, attempts: int = 1) -> None:
         usage = None if output is None else Usage(flight.request.size.input, output)
-        self.pacing.observe(Settled(flight.request, name, 1, 200 if name else 0, usage, 0.0))
+        self.pacing.observe(Settled(flight.request, name, attempts, 200 if name else 0, usage, 0.0))
 
-    def fail(self, flight: Flight, name: str) -> None:
-        self.pacing.observe(AttemptFailed(name, Outcome.FAILURE, 503, "", flight.request.ticket))
+    def fail(self, flight: Flight, name: str, following: str = "", *, charged: bool = False) -> None:
+        about = name, Outcome.FAILURE, 503, "", flight.request.ticket
+        self.pacing.observe(AttemptFailed(*about, following=following, charged=charged))
 
     def hear(self, name: str, flight: Flight | None, status: int = 200, **more: Any) -> None:
         """A record of now; the answer began just now unless told otherwise."""
@@ -299,11 +300,11 @@ def test_a_failover_takes_what_is_held_along() -> None:
     pacers = desk.pacing._pacers
     flight = desk.depart("b", "mis", "a")
     assert pacers["upstream/b/*/output"]._unwritten == 40.0
-    desk.fail(flight, "b")
-    desk.fail(flight, "b")
+    desk.fail(flight, "b", "mis")
+    desk.fail(flight, "b", "mis")
     assert (pacers["upstream/b/*/output"]._unwritten, pacers["upstream/mis/*/total"]._unwritten) == (0.0, 40.0)
     desk.settle(flight, "a", 5)  # that the second failed is reported later, if at all
-    desk.fail(flight, "mis")
+    desk.fail(flight, "mis", "a")
     assert pacers["upstream/mis/*/total"]._unwritten == 0.0
     assert pacers["upstream/a/m/total"]._counted.since(0.0) == 100.0
     assert pacers["upstream/b/*/input"]._counted.since(0.0) == 0.0
@@ -317,6 +318,33 @@ def test_a_failover_takes_what_is_held_along() -> None:
     desk.settle(unknown, "b", 9)
     assert pacers["upstream/b/*/output"]._unwritten == 0.0
     assert not desk.pacing._trips
+
+
+@pytest.mark.parametrize("order", ["attempt first", "outcome first"])
+@pytest.mark.parametrize(("following", "charged", "counted"), [("", False, 0.0), ("b", False, 0.0), ("b", True, 100.0)])
+def test_what_was_refused_is_counted_nowhere(order: str, following: str, charged: bool, counted: float) -> None:  # noqa: FBT001
+    """Neither where it was refused nor behind it, where nobody was asked; but an answer that was none was counted."""
+    desk = Desk()
+    flight = desk.depart("a", "b")
+    steps = [
+        lambda: desk.fail(flight, "a", following, charged=charged),
+        lambda: desk.settle(flight, following, 40 if following else None, attempts=1 + bool(following)),
+    ]
+    for step in steps if order == "attempt first" else reversed(steps):
+        desk.after(0.1)
+        step()
+    pacers = desk.pacing._pacers
+    assert pacers["upstream/a/m/total"]._counted.since(0.0) == counted
+    assert pacers["upstream/b/*/input"]._counted.since(0.0) == (60.0 if following else 0.0)
+    assert not desk.pacing._trips
+
+
+def test_those_whose_failures_are_never_told_are_forgotten() -> None:
+    """A few are remembered."""
+    desk = Desk()
+    for _ in range(LATE + 5):
+        desk.settle(desk.depart("a", "b"), "b", 1, attempts=2)
+    assert (len(desk.pacing._trips), len(desk.pacing._late)) == (0, LATE)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -605,6 +633,12 @@ def test_growth_is_slow_where_settings_or_the_provider_say_so() -> None:
 def test_what_the_provider_charged_settles_what_nobody_reported() -> None:
     """Usage was lost, so that the estimate was kept: the exact cost replaces it."""
     desk = Desk()
+
+    def kept(prompt: int, output: int) -> Flight:
+        flight = desk.depart("mis")
+        flight.used = Size(prompt, output)
+        return flight
+
     desk.counter("mis/*/total").change(-500.0, T)
     cost = {"x_ratelimit_tokens_query_cost": 30}
     desk.hear("mis", desk.depart("mis"), headers=cost, tail={"in": 60})
@@ -612,12 +646,12 @@ def test_what_the_provider_charged_settles_what_nobody_reported() -> None:
     desk.hear("mis", None, headers=cost)
     desk.hear("groq", desk.depart("groq"), headers=cost)
     desk.hear("gem", desk.depart("gem"), headers=cost)
-    desk.hear("mis", desk.depart("mis"), headers={"x_ratelimit_tokens_query_cost": "?"})
+    desk.hear("mis", kept(60, 40), headers={"x_ratelimit_tokens_query_cost": "?"})
     assert desk.level("mis/*/total") == 500.0
-    desk.hear("mis", desk.depart("mis"), headers=cost)
+    desk.hear("mis", kept(60, 40), headers=cost)
     assert desk.level("mis/*/total") == 500.0 + 100.0 - 30.0
-    desk.hear("mis", desk.depart("mis", sizes={"mis": Size(160, 40)}), headers=cost)
-    assert desk.level("mis/*/total") == 570.0 + 200.0 - 30.0
+    desk.hear("mis", kept(60, 5), headers=cost)
+    assert desk.level("mis/*/total") == 570.0 + 65.0 - 30.0, "it was cut, and what was not seen has come back already"
 
 
 def test_what_moves_is_told_but_not_with_every_reply() -> None:

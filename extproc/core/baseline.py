@@ -12,6 +12,15 @@ slow, too, when half of the last took longer than `median_times` the usual media
 They must have taken longer than the usual P95, too: where times differ much, as those of models that think first, every
 fourth is above twice the median on a good day, and half of some twenty would be before long.
 
+A change for good has to become usual all the same, or a usable upstream would be kept away for ever. What tells it from
+decay is that it agrees with itself. So while it is degraded its answers are laid aside in blocks of half an hour and
+some fifty answers (`Trial`); when the later two of four are within a tenth of the earlier two, what chance makes of so
+few included, and none is far from the others, they are what is usual from then on. A decay that passes for that is
+slower than a tenth in an hour, which is what a baseline may rise by in good times. What counts for nothing otherwise,
+because its upstream is kept away, is laid aside, too. Where that is too little, or never agrees, a whole day of it is
+usual by then. All this is found of each baseline by itself; and it goes on through a few good answers, which chance
+brings: a dip has to last, too.
+
 Deliberately not here: what follows from it (breaker).
 """
 
@@ -20,11 +29,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from itertools import accumulate
-from math import ceil, exp, inf, log
+from math import ceil, exp, inf, log, sqrt
 
 from extproc.core.policy import SlowRules
 
-__all__ = ["SIZES", "Baseline", "Share", "Tempo", "size_class"]
+__all__ = ["SIZES", "Baseline", "Share", "Tempo", "Trial", "size_class"]
 
 SIZES = (1_000, 4_000, 16_000, 64_000)
 """Prompt tokens at which a new size class begins."""
@@ -42,8 +51,14 @@ RISE_PER_S = log(1.1) / 3600
 DEGRADED = log(1.5)
 """Logarithm of the median of late over the usual one from which nothing is learned."""
 SMOOTH = 1 / 8
+BLOCKS, BLOCK_S, ENOUGH = 4, 1800.0, 50
+"""What becomes usual while degraded: so many blocks, each of at least so many seconds and answers."""
+AGREES = log(1.1)
+"""How far apart, in logarithms, the later half of them and the earlier may be; any two of them twice as far."""
+DIP_S, DIP = 300.0, 20
+"""It is degraded no longer after so many seconds, and answers, that were not."""
 RELEARN_S = 86_400.0
-"""What has been degraded without a break for so long is usual by now."""
+"""What has been degraded for so long is usual by now."""
 MOST_BASELINES = 256
 """Models have names from outside; beyond this many one size class shares a baseline."""
 
@@ -90,10 +105,77 @@ class Share:
         self.total = self.bad = 0
 
 
-class Baseline:
-    """What is usual for one model and size class: `median_s` and `p95_s`, infinite until that is known."""
+class Trial:
+    """What may be usual before long: the answers since `since`, when it was degraded first, in blocks."""
 
-    __slots__ = ("_at", "_counts", "_total", "median_s", "p95_s", "seen")
+    __slots__ = ("_blocks", "_well", "_well_since", "since")
+
+    def __init__(self, now: float) -> None:
+        """Nothing was laid aside."""
+        self.since = self._well_since = now
+        self._well = 0
+        self._blocks = deque([_Block(now)], BLOCKS)
+
+    def note(self, seconds: float, now: float) -> list[int] | None:
+        """Lay one answer aside. The histogram of them, when they agree with each other."""
+        block = self._blocks[-1]
+        block.counts[_bin(seconds)] += 1
+        block.answers += 1
+        taken = log(max(seconds, FIRST_S))
+        block.logs += taken
+        block.squares += taken * taken
+        if block.answers < ENOUGH or now - block.since < BLOCK_S:
+            return None
+        if self._agree():
+            return [sum(counts) for counts in zip(*(block.counts for block in self._blocks), strict=True)]
+        self._blocks.append(_Block(now))
+        return None
+
+    def over(self, now: float, *, degraded: bool) -> bool:
+        """Whether it has been well for long enough."""
+        if degraded:
+            self._well = 0
+            return False
+        if not self._well:
+            self._well_since = now
+        self._well += 1
+        return self._well >= DIP and now - self._well_since >= DIP_S
+
+    def _agree(self) -> bool:
+        means, half = [block.mean for block in self._blocks], BLOCKS // 2
+        moved = abs(sum(means[:half]) - sum(means[half:])) / half
+        doubt = sqrt(sum(block.doubt for block in self._blocks)) / half
+        return len(means) == BLOCKS and moved + doubt <= AGREES and max(means) - min(means) <= 2 * AGREES
+
+
+class _Block:
+    """Some answers that came after `since`: how many, their histogram, the sums of their logarithms and squares."""
+
+    __slots__ = ("answers", "counts", "logs", "since", "squares")
+
+    def __init__(self, now: float) -> None:
+        self.since = now
+        self.answers, self.logs, self.squares = 0, 0.0, 0.0
+        self.counts = [0] * BINS
+
+    @property
+    def mean(self) -> float:
+        """Of the logarithms."""
+        return self.logs / self.answers
+
+    @property
+    def doubt(self) -> float:
+        """Variance of that mean, by chance."""
+        return max(0.0, self.squares / self.answers - self.mean * self.mean) / self.answers
+
+
+class Baseline:
+    """What is usual for one model and size class: `median_s` and `p95_s`, infinite until that is known.
+
+    recent: logarithm of the median of late over the usual one.
+    """
+
+    __slots__ = ("_at", "_counts", "_total", "_trial", "median_s", "p95_s", "recent", "seen")
 
     def __init__(self) -> None:
         """Nothing was seen."""
@@ -101,9 +183,26 @@ class Baseline:
         self._total = self.seen = 0
         self._at = -inf
         self.median_s = self.p95_s = inf
+        self.recent = 0.0
+        self._trial: Trial | None = None
+
+    def hear(self, seconds: float, now: float) -> bool:
+        """How one answer compares with what is usual, which is known. True when something else is usual by now."""
+        self.recent += SMOOTH * (log(max(seconds, FIRST_S) / self.median_s) - self.recent)
+        degraded = self.recent > DEGRADED
+        if self._trial is None:
+            if not degraded:
+                return False
+            self._trial = Trial(now)
+        if self._trial.over(now, degraded=degraded):
+            self._trial = None
+            return False
+        return self._found(self._trial, self._trial.note(seconds, now), now)
 
     def learn(self, seconds: float, now: float) -> None:
         """Count one answer of good times."""
+        if self.recent > DEGRADED:
+            return
         self._counts[_bin(seconds)] += 1
         self._total += 1
         self.seen += 1
@@ -112,6 +211,20 @@ class Baseline:
         if self._total >= KEPT:
             self._counts = [count // 2 for count in self._counts]
             self._total = sum(self._counts)
+
+    def _found(self, trial: Trial, counts: list[int] | None, now: float) -> bool:
+        if counts is None and now - trial.since < RELEARN_S:
+            return False
+        self._begin(counts or [0] * BINS, now)
+        return True
+
+    def _begin(self, counts: list[int], now: float) -> None:
+        """Only these answers were seen, and they are usual; where there are none, nothing is."""
+        self._counts, self._total = counts, sum(counts)
+        self._at, self.recent, self._trial = now, 0.0, None
+        self.seen = max(SETTLED, self._total) if self._total else 0
+        self.median_s = self._quantile(0.5) if self._total else inf
+        self.p95_s = self._quantile(0.95) if self._total else inf
 
     def _renew(self, now: float) -> None:
         rise = exp(RISE_PER_S * max(0.0, now - self._at)) if self.seen >= SETTLED else inf
@@ -133,14 +246,12 @@ class Tempo:
     took longer than `median_times` the usual median, and than the usual P95.
     """
 
-    __slots__ = ("_baselines", "_degraded_since", "_last", "_recent", "_rules", "late", "tail")
+    __slots__ = ("_baselines", "_last", "_rules", "late", "tail")
 
     def __init__(self, rules: SlowRules) -> None:
         """Nothing is usual yet."""
         self._rules = rules
         self._baselines: dict[tuple[str, int], Baseline] = {}
-        self._recent = 0.0
-        self._degraded_since = inf
         self._last: deque[tuple[float, bool]] = deque()
         self.tail = Share(rules.window_s)
         self.late = 0
@@ -168,13 +279,19 @@ class Tempo:
         if usual.median_s == inf:
             usual.learn(seconds, now)
             return False
+        if usual.hear(seconds, now):
+            self.clear()  # it was late by what was usual then
+            return False
         self.tail.note(bad=beyond, now=now)
         self._note_late(late, now)
-        self._recent += SMOOTH * (log(max(seconds, FIRST_S) / usual.median_s) - self._recent)
-        if self._degraded(now):
-            return late
         usual.learn(seconds, now)
         return late
+
+    def overhear(self, seconds: float, model: str, prompt: int, now: float) -> None:
+        """The same of an answer that counts for nothing, but for what is usual by now."""
+        usual = self.baseline(model, prompt)
+        if usual.median_s < inf and usual.hear(seconds, now):
+            self.clear()
 
     def slow(self, *, ramping: bool) -> bool:
         """Whether it is. While traffic returns a quarter of the volume will do: it was slow just now."""
@@ -203,16 +320,6 @@ class Tempo:
         last = self._last
         while last and (len(last) > self._rules.volume or last[0][0] < now - self._rules.window_s):
             self.late -= last.popleft()[1]
-
-    def _degraded(self, now: float) -> bool:
-        if self._recent <= DEGRADED:
-            self._degraded_since = inf
-            return False
-        self._degraded_since = min(self._degraded_since, now)
-        if now - self._degraded_since >= RELEARN_S:
-            self._baselines.clear()
-            self._recent, self._degraded_since = 0.0, inf
-        return True
 
 
 def _bin(seconds: float) -> int:

@@ -18,9 +18,16 @@ everybody away.
 
 An answer under 200 that is none (invalid, empty, truncated) hits large prompts first. So it counts against its class of
 prompt sizes, and only that class is kept away for a while (`Sizes`); only with prompts of the smallest class, that of
-our own calls, is it a failure like others. But one that is complete, and merely empty or short, may be what its caller
-asked for: of these no more than one counts in a row, and for the rest they keep away the smallest class, too, which
-costs nobody an answer. Otherwise three small calls could close every upstream of a chain to everybody.
+our own calls, is it a failure like others. But one that came to an end of its own, and is merely empty, short or
+broken off as its finish says, may be what its caller asked for: of these no more than one counts in a row, and for the
+rest they keep away the smallest class, too, which costs nobody an answer. Otherwise three small calls could close every
+upstream of a chain to everybody.
+
+One that is slow answers its canaries all the same, so that users have to find out, a few at a time, whether it is
+better; and each time an operator is told. So the trials become rarer: it rests for a quarter of the time since it was
+so first, ten minutes at most. A few good answers in between do not end that, for chance brings them; to be closed for
+ten minutes does. Still, who is merely slow is not sick (`merely_slow`), and whoever chooses may prefer it to nobody.
+What users then get there moves nothing; but a sign of anything else ends that, and lets a canary try it soon.
 
 A result counts only if its request began after the last transition: answers to questions asked in another state say
 nothing about this one. So nothing that comes late or out of order can move it back. A client's own error says nothing
@@ -41,6 +48,7 @@ from math import exp2, inf
 
 from extproc.core.baseline import SIZES, Share, Tempo, size_class
 from extproc.core.policy import BreakerRules
+from extproc.core.request import Endpoint
 from extproc.core.value import value
 
 __all__ = ["NOTHING", "TABLE", "Breaker", "Evidence", "Outcome", "Sign", "Signal", "Sizes", "State", "Verdict"]
@@ -52,6 +60,10 @@ UNPROVEN = 2
 BORNE = 10
 """So many successes of a ramp make up for a failure."""
 MOST_DOUBLINGS = 30
+SLOW_SHARE, SLOW_REST_S = 0.25, 600.0
+"""What is slow rests for this share of the time since it was so first, but no longer than that."""
+WELL_S = 600.0
+"""It is slow anew, not still, when it has been closed for so long."""
 KEPT_REQUESTS = 10
 """So many requests are remembered as those that led to a transition."""
 
@@ -125,8 +137,9 @@ TABLE: dict[tuple[State, Signal], State] = {
 class Evidence:
     """What is known of one attempt. request: its id. first_token_s: None where it does not stream.
 
-    malformed: an answer under 200 that is none: invalid, empty, truncated. hollow: it is complete all the same, so that
-    the caller may have brought it about. gave_up: the client left after first_token_s, and there was no token yet.
+    malformed: an answer under 200 that is none: invalid, empty, truncated. hollow: it has its end all the same (it is
+    empty, short, or broken off as its finish says), so that the caller may have brought it about. gave_up: the client
+    left after first_token_s, and there was no token yet. endpoint: what was asked for.
     """
 
     request: str = ""
@@ -136,6 +149,7 @@ class Evidence:
     model: str = ""
     gave_up: bool = False
     hollow: bool = False
+    endpoint: Endpoint = Endpoint.OTHER
 
 
 NOTHING = Evidence()
@@ -155,9 +169,10 @@ class Breaker:
     """The state of one upstream. All times are seconds on the caller's clock; `chance` is in [0, 1).
 
     since: time of the last transition. rests_until: when a probe may be sent, infinite while CLOSED. openings, graves:
-    how often it opened, and was quarantined, since users were last served well. hollow: whether one of the failures in
-    this row was. grown: successes of this ramp, but for those that failures took back; proven: whether anything went
-    well in it; fresh: when it began, or began anew. verdict: why it opened last.
+    how often it opened, and was quarantined, since users were last served well. merely_slow: whether that first tokens
+    are late is all that keeps users away; slow_since: when they were first, infinite when that is over. hollow: whether
+    one of the failures in this row was. grown: successes of this ramp, but for those that failures took back; proven:
+    whether anything went well in it; fresh: when it began, or began anew. verdict: why it opened last.
     """
 
     rules: BreakerRules = field(default_factory=BreakerRules)
@@ -168,6 +183,8 @@ class Breaker:
     graves: int = 0
     failures: int = 0
     paced: int = 0
+    merely_slow: bool = False
+    slow_since: float = inf
     hollow: bool = False
     grown: int = 0
     proven: bool = False
@@ -205,6 +222,7 @@ class Breaker:
     ) -> bool:
         """Count one attempt that began at `began`. True when this moved the breaker."""
         if began < self.since or self.state not in (State.CLOSED, State.RAMPING):
+            self._overhear(outcome, evidence, began, now)
             return False
         by_size = evidence.malformed and self.rules.malformed is not None
         hollow = by_size and evidence.hollow
@@ -225,7 +243,7 @@ class Breaker:
             sign = Sign.SLOW
         if sign is None:
             return False
-        self.verdict = self._verdict(sign, evidence, now)
+        self.verdict, self.merely_slow = self._verdict(sign, evidence, now), sign is Sign.SLOW
         self.move(Signal.SICK, now=now, chance=chance, grave=sign is Sign.TERMINAL)
         return True
 
@@ -234,8 +252,12 @@ class Breaker:
         return self.state is State.OPEN and now >= self.rests_until
 
     def rest_s(self, now: float) -> float:
-        """Seconds, but for jitter, until it may be tried: what is left of its rest, or all of it if it opened now."""
-        return max(0.0, self.rests_until - now) if self.state is State.OPEN else self._next_s()
+        """Seconds, but for jitter, until it may be tried: what is left of its rest, or all of it if it opened now.
+
+        One that is merely slow opens anew, as it were, should it fail.
+        """
+        resting = self.state is State.OPEN and not self.merely_slow
+        return max(0.0, self.rests_until - now) if resting else self._next_s()
 
     def ramped(self, flying: float, now: float) -> bool:
         """Whether its ramp is over, where `flying` requests run.
@@ -254,6 +276,10 @@ class Breaker:
         A RESET forgets what was usual there, too.
         """
         state = TABLE[self.state, signal]
+        if signal not in STILL_SLOW:
+            self.merely_slow = False
+        if signal is Signal.RESET:
+            self.slow_since = inf
         if state is State.OPEN:
             self._open(now, chance, grave=grave and self.rules.quarantine_s is not None)
         else:
@@ -278,6 +304,18 @@ class Breaker:
         if not self.openings:  # asked for each request
             return self.rules.cool_down_s
         return _doubled(self.rules.cool_down_s, self.rules.cool_down_max_s, self.openings)
+
+    def _overhear(self, outcome: Outcome, evidence: Evidence, began: float, now: float) -> None:
+        """What does not count may tell what is usual by now, or that it is not merely slow."""
+        if self.tempo is not None and evidence.first_token_s is not None and not evidence.gave_up:
+            self.tempo.overhear(evidence.first_token_s, evidence.model, evidence.prompt, now)
+        if not self.merely_slow or began < self.since or evidence.malformed:
+            return
+        if outcome is Outcome.SUCCESS:
+            self.failures = self.paced = 0
+        if self._sign(outcome, now, hollow=False) is not None:
+            self.merely_slow = False
+            self.rests_until = min(self.rests_until, now + self._next_s())  # the long rest was for being slow
 
     def _timed(self, evidence: Evidence, now: float) -> bool:
         """Whether its first token came late."""
@@ -317,7 +355,9 @@ class Breaker:
         if late:
             return
         if self.state is State.CLOSED:
-            self.openings = self.graves = 0
+            self.graves = 0
+            if self._slow_no_more(now):
+                self.openings, self.slow_since = 0, inf
         else:
             self.grown += 1
             self._prove(now)
@@ -348,10 +388,19 @@ class Breaker:
             rest = _doubled(rules.quarantine_s or 0.0, rules.quarantine_max_s, self.graves)
             self.graves = min(self.graves + 1, MOST_DOUBLINGS)
         else:
-            rest = self._next_s()
+            rest = max(self._next_s(), self._slow_s(now)) if self.merely_slow else self._next_s()
             self.openings = min(self.openings + 1, MOST_DOUBLINGS)
         until = now + rest * (1.0 + rules.jitter * chance)
         self.rests_until = max(until, self.rests_until) if self.state is State.OPEN else until
+
+    def _slow_s(self, now: float) -> float:
+        """Seconds for which it rests for being slow, if no other reason makes it more."""
+        if self._slow_no_more(now):
+            self.slow_since = now
+        return min(SLOW_REST_S, SLOW_SHARE * (now - self.slow_since))
+
+    def _slow_no_more(self, now: float) -> bool:
+        return self.slow_since == inf or (self.state is State.CLOSED and now - self.since >= WELL_S)
 
     def _forget(self, *, anew: bool) -> None:
         """What was counted in one state says nothing in the next. anew: nor does what was usual."""
@@ -370,6 +419,8 @@ FAILED = frozenset({Outcome.FAILURE, Outcome.TERMINAL, Outcome.CREDENTIAL})
 HARMLESS = frozenset({Outcome.SUCCESS, Outcome.IGNORED})
 GRAVE = {Outcome.TERMINAL: Sign.TERMINAL, Outcome.CREDENTIAL: Sign.CREDENTIAL}
 QUARANTINED = frozenset(GRAVE.values())
+STILL_SLOW = frozenset({Signal.SICK, Signal.RESTED, Signal.PROBE_OK})
+"""What moves one that is merely slow and says nothing else of it."""
 
 
 class _SizeClass:

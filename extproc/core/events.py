@@ -59,22 +59,28 @@ class Retried:
 
 @value
 class AttemptFailed:
-    """One attempt at one upstream failed; error is the provider's type/code where it gave one."""
+    """One attempt at one upstream failed; error is the provider's type/code where it gave one.
+
+    following: where the request is now, empty for nowhere. charged: an answer came and was none, so that it was paid.
+    """
 
     upstream: str
     outcome: Outcome
     status: int
     error: str
     ticket: str
+    following: str = ""
+    charged: bool = False
 
 
 @value
 class Settled:
     """The books on a request are closed. Emitted once per admitted request.
 
-    usage None: unknown, the estimate was kept. upstream is who served, empty when nobody did. status 0: no answer was
-    sent. first_token_s: seconds from the upstream's first byte asked to the first body byte, None when unknown.
-    cost_usd: what it cost, attempts that were cut included; None when nobody knows a price.
+    usage None: unknown, the estimate was kept. upstream is who served, or where it was when its client left; empty when
+    nobody did. status 0: no answer was sent. first_token_s: seconds from the upstream's first byte asked to the first
+    body byte, None when unknown. cost_usd: what it cost, attempts that were cut included; None when nobody knows a
+    price.
     """
 
     request: Request

@@ -14,11 +14,12 @@ Records come late, in any order, twice or never, so every step takes what it set
 finds nothing changes nothing. Each returns the changes to apply and does no I/O.
 
 Refunds by how an attempt ended: refused or never reached gives all tokens back; cut after it was accepted keeps the
-input and the output seen; unknown keeps the estimate. A provider that charges up front keeps what it charged. A request
-that was sent counts against requests per minute whatever became of it.
+input and the output seen; unknown keeps the estimate, also of an answer that came whole and was none. A provider that
+charges up front keeps what it charged. A request that was sent counts against requests per minute whatever became of
+it.
 
 Dollars follow what a provider bills: nothing for an attempt that it refused or never got, the input of one that was cut
-after it was accepted, whoever served in the end; and what served by its usage.
+after it was accepted, the estimate of an answer that was none, whoever served in the end; and what served by its usage.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Refund(StrEnum):
     UNSENT = "unsent"
     ALL = "all"
     INPUT_KEPT = "input_kept"
+    KEPT = "kept"
 
 
 @dataclass(slots=True, eq=False)
@@ -54,13 +56,15 @@ class Flight:
     """See the head of this file. Times are seconds on the event loop's clock.
 
     allowance: what it took of its tenant, session and route. rates: dollars per upstream, where they are known. heard:
-    the failed attempts that were told (upstream, number, and seconds where one upstream may be asked twice). hurried:
-    its time limits are the caller's own, so that a timeout says nothing about an upstream. again: its only upstream may
-    be asked a second time; tried: it was. used: tokens that it really used, once that is settled. cost: dollars that it
+    the failed attempts that were told (upstream, number, and seconds where one upstream may be asked twice). given_s:
+    seconds that each attempt gets, and all of them together where the answer comes as a whole; limit_s: what it would
+    get if its caller set no limit; first_token_s: what of that is the first token's. again: its only upstream may be
+    asked a second time; tried: it was. used: tokens that it really used, once that is settled. cost: dollars that it
     has cost so far; None as long as no price was known. timed: how long its first token took was told. blamed: what
     was told against upstreams: each, and which breaker's outcome. at, came: where it is, empty for nowhere, and since
     when. taken: when what it needs was first taken at each upstream, but for those that were learned of by their
-    answer. Before `depart` only `cancel` changes anything.
+    answer. lent: since when it has a second attempt that nobody was told of whether it is used. Before `depart` only
+    `cancel` changes anything.
     """
 
     request: Request
@@ -77,9 +81,12 @@ class Flight:
     heard: set[tuple[str, int, float]] = field(default_factory=set)
     timed: bool = False
     blamed: tuple[tuple[str, str], ...] = ()
-    hurried: bool = False
+    given_s: float = inf
+    limit_s: float = inf
+    first_token_s: float = inf
     again: bool = False
     tried: bool = False
+    lent: float | None = None
     settled: bool = False
     used: Size | None = None
     cost: float | None = None
@@ -98,7 +105,7 @@ class Flight:
     @property
     def open_books(self) -> bool:
         """Whether a record could still change anything."""
-        return not self.settled or bool(self._reserved)
+        return not self.settled or bool(self._reserved) or (self.again and bool(self._served) and self.unheard > 0)
 
     @property
     def unheard(self) -> int:
@@ -133,12 +140,14 @@ class Flight:
 
         now: when the changes are made. last: nobody is asked after it.
         """
-        if upstream not in self.order or upstream in self._failed or upstream == self._served:
+        if upstream not in self.order or upstream in self._failed:
             return []
+        if upstream == self._served:
+            return self._failed_before(upstream, refund)
         if self.again and not self.tried and not last:
             return self._try_again(upstream, refund)
         self._failed.add(upstream)
-        dollars = self._bill_input(upstream) if refund is Refund.INPUT_KEPT else 0.0
+        dollars = self._bill_kept(upstream, refund)
         changes = self._ask(upstream) + self._give_back(upstream, refund, dollars) + self._charge(dollars)
         if upstream == self.at:
             changes += self._hold(upstream, 1.0)
@@ -160,9 +169,8 @@ class Flight:
         actual = _actual(self.request.size_at(upstream), usage, seen_output)
         # Not reserved means that the failure of the one before it is not known yet.
         changes = [] if upstream in self._reserved else self._reserve(upstream)
-        upfront = self.accounting.get(upstream) is Accounting.UPFRONT
         dollars = self._bill(upstream, actual, usage)
-        changes += _settled(self._reserved.pop(upstream), actual, dollars, upfront=upfront)
+        changes += _settled(self._reserved.pop(upstream), actual, dollars, upfront=self._is_upfront(upstream))
         return _net(changes + self._settle_own(actual, dollars))
 
     def unserved(self, left_at: str = "") -> list[Change]:
@@ -173,7 +181,7 @@ class Flight:
         if left_at not in self.order:
             return _net(self._settle_own(Size(0, 0), 0.0))
         changes = [] if left_at in self._reserved or left_at in self._failed else self._reserve(left_at)
-        dollars = 0.0 if left_at in self._failed else self._bill_input(left_at)
+        dollars = 0.0 if left_at in self._failed else self._bill_kept(left_at, Refund.INPUT_KEPT)
         changes += self._give_back(left_at, Refund.INPUT_KEPT, dollars)
         return _net(changes + self._settle_own(self._prompt(left_at), dollars))
 
@@ -191,7 +199,7 @@ class Flight:
     def _try_again(self, upstream: str, refund: Refund) -> list[Change]:
         """The same upstream is asked once more: what it holds while it runs stays, tokens and requests anew."""
         self.tried = True
-        dollars = self._bill_input(upstream) if refund is Refund.INPUT_KEPT else 0.0
+        dollars = self._bill_kept(upstream, refund)
         self._billed = ()  # its second prompt is paid for, too, if that is cut as well
         changes = self._give_back(upstream, refund, dollars) + self._charge(dollars)
         self._asked.discard(upstream)
@@ -199,6 +207,21 @@ class Flight:
             return _net(changes + self._reserve(upstream))
         self._reserved[upstream] = self._owing(upstream)  # the books stay open for its second failure
         return _net(changes + self._ask(upstream))
+
+    def _failed_before(self, upstream: str, refund: Refund) -> list[Change]:
+        """It served at the second go, and that the first one failed is told after it."""
+        if not self.again or self.tried:
+            return []
+        self.tried = True
+        kept, changes = self._kept(upstream, refund), []
+        if refund is not Refund.UNSENT:
+            changes = [Change(c.key, -c.amount) for c in self._requests(upstream)]
+        if kept is not None:
+            dollars = self._bill(upstream, kept)
+            nothing = [Claim(claim.key, 0.0) for claim in _tokens(self.prices.get(upstream, ()))]
+            whole = self.request.size_at(upstream) if self._is_upfront(upstream) else kept
+            changes += _settled(nothing, whole, dollars, upfront=False) + self._charge(dollars)
+        return _net(changes)
 
     def _move_to(self, upstream: str, now: float) -> list[Change]:
         self.at, self.came = upstream, now
@@ -226,9 +249,9 @@ class Flight:
         reserved = self._reserved.pop(upstream, None)
         if reserved is None:  # it was reached by a failure that is not known yet
             reserved = self._owing(upstream)
-        if refund is Refund.INPUT_KEPT:
-            upfront = self.accounting.get(upstream) is Accounting.UPFRONT
-            left = _settled(reserved, self._prompt(upstream), dollars, upfront=upfront)
+        kept = self._kept(upstream, refund)
+        if kept is not None:
+            left = _settled(reserved, kept, dollars, upfront=self._is_upfront(upstream))
             changes = [c if _kind(c.key) in DOLLARS else Change(c.key, max(0.0, c.amount)) for c in left]
         else:
             changes = [Change(c.key, c.amount) for c in reserved]
@@ -249,9 +272,19 @@ class Flight:
     def _charge(self, dollars: float) -> list[Change]:
         return [Change(c.key, -dollars) for c in self.allowance if _kind(c.key) in DOLLARS] if dollars else []
 
-    def _bill_input(self, upstream: str) -> float:
-        """Dollars for the prompt of an attempt that was cut, once."""
-        return 0.0 if upstream in self._billed else self._bill(upstream, self._prompt(upstream))
+    def _bill_kept(self, upstream: str, refund: Refund) -> float:
+        """Dollars for what an attempt that did not serve has used, once."""
+        kept = self._kept(upstream, refund)
+        return 0.0 if kept is None or upstream in self._billed else self._bill(upstream, kept)
+
+    def _kept(self, upstream: str, refund: Refund) -> Size | None:
+        """What an attempt that ended so has used at `upstream`; None for nothing."""
+        if refund is Refund.KEPT:
+            return self.request.size_at(upstream)
+        return self._prompt(upstream) if refund is Refund.INPUT_KEPT else None
+
+    def _is_upfront(self, upstream: str) -> bool:
+        return self.accounting.get(upstream) is Accounting.UPFRONT
 
     def _prompt(self, upstream: str) -> Size:
         """The input alone, as `upstream` counts it."""

@@ -172,9 +172,20 @@ class Served:
 
 
 class Forecast:
-    """See the head of this file. `allows` says whether an upstream's breaker lets users' requests through."""
+    """See the head of this file.
 
-    def __init__(self, lanes: Lanes, promises: Promises, pace: Pace, allows: Callable[[str], bool]) -> None:
+    allows: whether an upstream's breaker lets users' requests through. slow: whether it keeps them away merely because
+    first tokens are late.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        promises: Promises,
+        pace: Pace,
+        allows: Callable[[str], bool],
+        slow: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         """Nothing was observed yet."""
         self.demand = Demand()
         self._newcomers = Newcomers()
@@ -182,7 +193,7 @@ class Forecast:
         self._lanes = lanes
         self._promises = promises
         self._pace = pace
-        self._allows = allows
+        self._health = allows, slow
         self._terms = {name: terms_of(rule) for name, rule in lanes.rules.items()}
 
     def wait_s(
@@ -239,9 +250,9 @@ class Forecast:
         if not needs:
             return 0.0
         for part in ahead.parts:
-            _add(part, name, needs, self._allows)
+            _add(part, name, needs, *self._health)
         for part in ahead.promised(lambda: _longest(needs)):
-            _add(part, name, needs, self._allows)
+            _add(part, name, needs, *self._health)
         return _longest(needs)
 
     def _need(self, name: str, claim: Claim, store: Store, request: Request, now: float) -> _Need | None:
@@ -454,9 +465,11 @@ class _Need:
         return max(wait, self._pause_s)
 
 
-def _add(part: _Part, name: str, needs: list[_Need], allows: Callable[[str], bool]) -> None:
+def _add(
+    part: _Part, name: str, needs: list[_Need], allows: Callable[[str], bool], slow: Callable[[str], bool]
+) -> None:
     """Count a part where it counts, if it goes to the upstream `name`."""
-    if part.group.takes(name, allows):
+    if part.group.takes(name, allows, slow):
         for need in needs:
             if need.key in part.group.keys:
                 need.add(part)

@@ -40,10 +40,10 @@ class Group:
     keys: frozenset[str] = frozenset()
     first_only: bool = False
 
-    def takes(self, upstream: str, allows: Callable[[str], bool]) -> bool:
-        """Whether its waiters would go to `upstream` now."""
+    def takes(self, upstream: str, allows: Callable[[str], bool], slow: Callable[[str], bool]) -> bool:
+        """Whether its waiters would go to `upstream` now (see routing.askable)."""
         if self.first_only:
-            return upstream == next(filter(allows, self.names), None)
+            return upstream == next(chain(filter(allows, self.names), filter(slow, self.names)), None)
         return upstream in self.names
 
 

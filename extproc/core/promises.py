@@ -121,11 +121,6 @@ class Promises:
         books = (self._books.get((lane, long)) for long in (False, True))
         return [(book, book.kept) for book in books if book is not None and book.slots and book.kept > WEIGHT]
 
-    def kept(self, lane: str, *, long: bool) -> float:
-        """The share of a lane's promises that is taken up, of those for more than a minute or of the others."""
-        book = self._books.get((lane, long))
-        return 1.0 if book is None else book.kept
-
     def _expire(self, now: float) -> None:
         while self._lapsing and (self._lapsing[0][0] <= now or self._lapsing[0][1] not in self._open):
             promise = self._open.get(heappop(self._lapsing)[1])

@@ -10,16 +10,20 @@ A client whose patience ends leaves its place in line, and comes back a moment l
 kept for it (`Places`). So that a retry is not taken for that of another request with the same body, those who were
 refused or failed are remembered, too, without a place.
 
-A second attempt at the same upstream comes out of the same budget. Whether one is needed shows only later, so a request
-that may have one borrows it when it is let go, and says at its end whether it was used.
+A second attempt at the same upstream comes out of the same budget. Whether one is needed shows only later, when nobody
+can be asked any more, so a request is lent one when it is let go. What counts is what is used: one that was lent keeps
+others from it for `LENT_S`, within which most failures show, and no longer, or long answers that go well would use the
+budget up. So more may be used than there is: that is owed, and nothing is lent or let wait until what comes in has paid
+for it. Debts are not forgotten. In an outage that takes `d` seconds to show, no more is used beyond the budget than
+what it holds at once, for each `LENT_S` of `d`.
 
 Deliberately not here: copies that are still there when their retry comes (copies).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from math import exp, inf
 
 from extproc.core.policy import RetryRules
@@ -29,6 +33,8 @@ __all__ = ["KEYED", "Places", "RetryBudget"]
 KEYED = "key/"
 """How the fingerprint of a request begins whose client named it, so that it is the same request beyond doubt."""
 TAU_S = 10.0
+LENT_S = 2.0
+"""For so long one that was lent is kept for who may need it."""
 LONGEST_WAIT_S = 60.0
 """No refused retry is told to wait longer than the clients' SDKs would."""
 KEPT_S = 75.0
@@ -54,7 +60,7 @@ class RetryBudget:
         """A request came for the first time."""
         account = self._account(tenant, now)
         account.traffic += 1.0
-        account.earned += self._rules.share
+        account.earned += account.repay(self._rules.share)
 
     def spend(self, tenant: str, now: float) -> float:
         """Let one retry wait: 0. Or, where nothing is left, the seconds after which this one may come back."""
@@ -69,23 +75,28 @@ class RetryBudget:
         return min(account.due - now, LONGEST_WAIT_S)
 
     def lend(self, tenant: str, now: float) -> bool:
-        """Set a retry aside for a request that tells at its end whether it was used (`settle`). False: none is left."""
+        """Let a request have a retry that it may need, and tell whether it used it (`settle`). False: none is left."""
         account = self._account(tenant, now)
-        if account.earned + account.spare - account.lent < 1.0:
+        lent = account.lent
+        while lent and lent[0] <= now - LENT_S:
+            lent.popleft()
+        if account.earned + account.spare - len(lent) < 1.0:
             return False
-        account.lent += 1
+        lent.append(now)
         return True
 
-    def settle(self, tenant: str, now: float, *, used: bool) -> None:
-        """The request that one was set aside for has ended."""
+    def settle(self, tenant: str, now: float, *, used: bool, lent: float = -inf) -> None:
+        """The request that had one since `lent` needs it, or will not need it any more. Call it once."""
         account = self._account(tenant, now)
-        account.lent = max(0, account.lent - 1)
+        if account.lent and lent > now - LENT_S:
+            account.lent.popleft()  # any will do: those that stay are younger
         if used:
             self._take(account)
 
     def _take(self, account: _Account) -> None:
         missing = max(0.0, 1.0 - account.earned)
         account.earned = max(0.0, account.earned - 1.0)
+        account.owed += max(0.0, missing - account.spare)
         account.spare = max(0.0, account.spare - missing)
 
     def _account(self, tenant: str, now: float) -> _Account:
@@ -103,7 +114,7 @@ class RetryBudget:
             account.at = now
             account.earned *= kept
             account.traffic *= kept
-            account.spare = min(self._most_spare, account.spare + passed * self._rules.least_per_s)
+            account.spare = min(self._most_spare, account.spare + account.repay(passed * self._rules.least_per_s))
         return account
 
 
@@ -166,7 +177,7 @@ class Places:
 @dataclass(slots=True)
 class _Account:
     """spare: what `least_per_s` gave. earned: what traffic gave. due: when the last one that was refused may come.
-    lent: set aside for requests that may need one.
+    lent: when those were lent that are still kept. owed: used beyond what there was.
     """
 
     at: float
@@ -174,7 +185,16 @@ class _Account:
     earned: float = 0.0
     traffic: float = 0.0
     due: float = 0.0
-    lent: int = 0
+    owed: float = 0.0
+    lent: deque[float] = field(default_factory=deque)
+
+    def repay(self, gained: float) -> float:
+        """What is left of it."""
+        if not self.owed:
+            return gained
+        paid = min(self.owed, gained)
+        self.owed -= paid
+        return gained - paid
 
 
 @dataclass(slots=True)

@@ -2,8 +2,11 @@
 
 Three questions, asked at three times. On arrival: who could ever serve it (`eligible`: dialect, context window,
 per-minute limits, pinned state). At every dispatch: who may be asked now (`affordable`: whose dollars are not spent;
-`options`: breakers, and whether a busy first choice may be passed over). At departure: who stands behind the first
-choice (`order`: only upstreams that have room now, since the router will not ask again).
+`askable`: breakers; `options`: whether a busy first choice may be passed over). At departure: who stands behind the
+first choice (`order`: only upstreams that have room now, since the router will not ask again).
+
+Slow beats refused: an upstream that is kept away merely because its first tokens are late is asked when nobody else of
+the chain may be, and stands behind all others of an order. A breaker knows one upstream and cannot know that.
 
 Deliberately not here: breakers themselves, and how an order reaches Envoy.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import takewhile
 from math import inf
 from types import MappingProxyType
 
@@ -23,8 +27,9 @@ from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Ability, Dialect, Endpoint, Size
 
 __all__ = [
-    "able", "affordable", "bucket_key", "claims", "dollars_lack", "eligible", "fitting", "holds", "is_callers_word",
-    "kv_key", "limits_of", "matches", "options", "order", "priorities", "reserve_of", "route_of", "slots_key",
+    "able", "affordable", "askable", "bucket_key", "claims", "dollars_lack", "eligible", "fitting", "holds",
+    "is_callers_word", "kv_key", "limits_of", "matches", "options", "order", "priorities", "reserve_of", "route_of",
+    "slots_key",
 ]  # fmt: skip
 
 KNOW_PRIORITIES = frozenset({"vllm", "sglang", "fake", "compatible"})
@@ -161,6 +166,11 @@ def dollars_lack(price: Iterable[Claim], store: Store, now: float) -> bool:
     return False
 
 
+def askable(names: Sequence[str], allows: Callable[[str], bool], slow: Callable[[str], bool]) -> list[str]:
+    """Those of `names` that users' requests may go to now; where there are none, those that are merely slow."""
+    return [name for name in names if allows(name)] or [name for name in names if slow(name)]
+
+
 def options(
     healthy: Sequence[str],
     price: Callable[[str], tuple[Claim, ...]],
@@ -174,20 +184,27 @@ def options(
 
 
 def order(
-    first: str, names: Sequence[str], allows: Callable[[str], bool], has_room: Callable[[str], bool]
+    first: str,
+    names: Sequence[str],
+    allows: Callable[[str], bool],
+    has_room: Callable[[str], bool],
+    slow: Callable[[str], bool] = lambda _: False,
 ) -> tuple[str, ...]:
-    """`first`, then those behind it in the chain and then those before it, as long as each has room.
+    """`first`, then those behind it in the chain, those before it, and those that are merely slow.
 
-    It ends before the first healthy one without room, so that a failover never lands on a full upstream.
+    It ends before the first of them without room, so that a failover never lands on a full upstream.
     """
     at = names.index(first)
-    chosen = [first]
+    chosen, last = [first], []
     for name in (*names[at + 1 :], *names[:at]):
-        if allows(name):
-            if not has_room(name):
-                break
+        if not allows(name):
+            if slow(name):
+                last.append(name)
+        elif has_room(name):
             chosen.append(name)
-    return tuple(chosen)
+        else:
+            return tuple(chosen)
+    return (*chosen, *takewhile(has_room, last))
 
 
 def priorities(

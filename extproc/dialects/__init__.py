@@ -4,7 +4,7 @@ Pure: bytes and headers in, values out. Nothing here waits, looks at a clock, or
 """
 
 from extproc.dialects.document import Document, Rewrite, Span, rewrite
-from extproc.dialects.errors import ErrorClass, classify, named_status
+from extproc.dialects.errors import ErrorClass, classify
 from extproc.dialects.headers import header_sessions, idempotency_key, language, retry_count, timeouts
 from extproc.dialects.models import models_answer
 from extproc.dialects.paths import endpoint_of, without_keys
@@ -30,7 +30,6 @@ __all__ = [
     "merge",
     "message_of",
     "models_answer",
-    "named_status",
     "read",
     "refuse",
     "reported",

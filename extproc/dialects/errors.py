@@ -16,7 +16,7 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-__all__ = ["TABLE", "ErrorClass", "Row", "classify", "named_status", "rows_of", "words_about_us"]
+__all__ = ["TABLE", "ErrorClass", "Row", "classify", "rows_of", "words_about_us"]
 
 
 class ErrorClass(StrEnum):
@@ -26,6 +26,8 @@ class ErrorClass(StrEnum):
     OVERLOAD = "overload"  # it cannot serve anybody well: breaker and next upstream
     TERMINAL = "terminal"  # no credit or no quota for long: quarantine and alert
     CREDENTIAL = "credential"  # our key: take it out, alert, never show the body
+    FORBIDDEN = "forbidden"  # our key may not do this, perhaps for what was asked: a failure; never show the body
+    MISSING = "missing"  # what a model is called here names none: a failure, and the caller's to read
     CLIENT = "client"  # the request itself: pass on, counts against nobody
     NONE = "none"  # no error
 
@@ -44,7 +46,8 @@ class Row(NamedTuple):
 
 
 _PACE, _OVERLOAD, _TERMINAL = ErrorClass.PACE, ErrorClass.OVERLOAD, ErrorClass.TERMINAL
-_CREDENTIAL, _CLIENT = ErrorClass.CREDENTIAL, ErrorClass.CLIENT
+_CREDENTIAL, _FORBIDDEN = ErrorClass.CREDENTIAL, ErrorClass.FORBIDDEN
+_MISSING, _CLIENT = ErrorClass.MISSING, ErrorClass.CLIENT
 
 _OPENAI = (
     Row(0, "insufficient_quota", "*", _TERMINAL),
@@ -73,7 +76,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(0, "*", "429", _PACE),  # Azure writes the status as the code
         Row(0, "*", "too_many_requests", _PACE),
         Row(0, "*", "ServiceUnavailable", _OVERLOAD),
-        Row(404, "*", "DeploymentNotFound", _CREDENTIAL),  # our deployment's name, not the client's model
+        Row(404, "*", "DeploymentNotFound", _MISSING),  # our deployment's name, not the client's model
         *_OPENAI,
     ),
     "anthropic": (
@@ -86,7 +89,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(0, "api_error", "*", _OVERLOAD),
         Row(0, "timeout_error", "*", _OVERLOAD),
         Row(0, "authentication_error", "*", _CREDENTIAL),
-        Row(0, "permission_error", "*", _CREDENTIAL),
+        Row(0, "permission_error", "*", _FORBIDDEN),
         Row(0, "not_found_error", "*", _CLIENT),
         Row(0, "request_too_large", "*", _CLIENT),
         Row(0, "invalid_request_error", "*", _CLIENT),
@@ -101,18 +104,20 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(0, "DEADLINE_EXCEEDED", "*", _OVERLOAD),
         Row(0, "*", "API_KEY_INVALID", _CREDENTIAL),
         Row(0, "UNAUTHENTICATED", "*", _CREDENTIAL),
-        Row(0, "PERMISSION_DENIED", "*", _CREDENTIAL),
+        Row(0, "PERMISSION_DENIED", "*", _FORBIDDEN),  # also for a cache or a file that the caller named
         Row(0, "FAILED_PRECONDITION", "*", _TERMINAL),  # free tier not available here, or billing not enabled
         Row(0, "INVALID_ARGUMENT", "*", _CLIENT),
         Row(0, "NOT_FOUND", "*", _CLIENT),
     ),
     "vllm": (
         Row(429, "*", "*", _OVERLOAD),  # an engine has no rate limits: its queue is full
-        Row(404, "*", "*", _CREDENTIAL),  # our own name for the model is wrong, or its adapter is not loaded
+        # Our own name for the model is wrong, or its adapter is not loaded. Any other 404 is about what the caller
+        # chose: an answer to go on from, or an endpoint, that this server has not.
+        Row(0, "*", "model_not_found", _MISSING),  # in a message
     ),
     "sglang": (
         Row(429, "*", "*", _OVERLOAD),
-        Row(404, "*", "*", _CREDENTIAL),
+        Row(0, "*", "model_not_found", _MISSING),
     ),
     "deepseek": (
         Row(402, "*", "*", _TERMINAL),
@@ -141,7 +146,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(0, "modelStreamErrorException", "*", _OVERLOAD),  # its name in a stream
         Row(0, "UnrecognizedClientException", "*", _CREDENTIAL),
         Row(0, "ExpiredTokenException", "*", _CREDENTIAL),
-        Row(0, "AccessDeniedException", "*", _CREDENTIAL),
+        Row(0, "AccessDeniedException", "*", _FORBIDDEN),
         Row(0, "ValidationException", "*", _CLIENT),
     ),
     "together": (
@@ -162,7 +167,8 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(0, "*", "queue_exceeded", _OVERLOAD),  # under 429
     ),
     "xai": (
-        Row(0, "*", "credit_balance_exhausted", _TERMINAL),  # under 403, in a message
+        Row(0, "*", "credit_balance_exhausted", _TERMINAL),  # both under 403, in a message
+        Row(0, "*", "content_policy_violation", _CLIENT),
     ),
     "scaleway": (
         Row(429, "*", "*", _PACE),  # its "INSUFFICIENT QUOTA" is a limit per minute
@@ -180,10 +186,10 @@ TABLE: dict[str, tuple[Row, ...]] = {
         Row(0, "*", "API_KEY_INVALID", _CREDENTIAL),
         Row(0, "*", "invalid_api_key", _CREDENTIAL),
         Row(0, "authentication_error", "*", _CREDENTIAL),
-        Row(0, "permission_error", "*", _CREDENTIAL),
+        Row(0, "permission_error", "*", _FORBIDDEN),
         Row(429, "*", "*", _PACE),
         Row(401, "*", "*", _CREDENTIAL),
-        Row(403, "*", "*", _CREDENTIAL),
+        Row(403, "*", "*", _FORBIDDEN),
         Row(408, "*", "*", _OVERLOAD),
         Row(425, "*", "*", _OVERLOAD),
         Row(0, "rate_limit_error", "*", _PACE),
@@ -203,7 +209,7 @@ def classify(provider: str, status: int, kind: str = "", code: str = "") -> Erro
     """Class an upstream's answer. kind and code: the error's own words, "-" where it had none; both "": no error."""
     if status < 400 and not kind and not code:  # noqa: PLR2004
         return ErrorClass.NONE
-    status = named_status(status, code)
+    status = _named_status(status, code)
     kind, code = kind.removeprefix("-"), code.removeprefix("-")
     for row in rows_of(provider):
         if row.matches(status, kind, code):
@@ -211,7 +217,7 @@ def classify(provider: str, status: int, kind: str = "", code: str = "") -> Erro
     return _CLIENT if 400 <= status < 500 else _OVERLOAD  # noqa: PLR2004
 
 
-def named_status(status: int, code: str) -> int:
+def _named_status(status: int, code: str) -> int:
     """The status that counts: under one of success that which an error names itself, as its code."""
     named = int(code) if status < 400 and len(code) == 3 and code.isdecimal() else 0  # noqa: PLR2004
     return named if 400 <= named < 600 else status  # noqa: PLR2004
@@ -225,5 +231,10 @@ def rows_of(provider: str) -> tuple[Row, ...]:
 
 def words_about_us() -> list[str]:
     """Types and codes by which any provider speaks of our key or our credit, whatever the status."""
-    ours = (row for rows in TABLE.values() for row in rows if row.means in (_TERMINAL, _CREDENTIAL) and not row.status)
+    ours = (
+        row
+        for rows in TABLE.values()
+        for row in rows
+        if row.means in (_TERMINAL, _CREDENTIAL, _FORBIDDEN) and not row.status
+    )
     return sorted({word for row in ours for word in (row.kind, row.code) if "*" not in word})

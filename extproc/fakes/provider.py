@@ -170,6 +170,8 @@ class Provider:
         if fault is not None and (early := await self._fail_early(endpoint, request, ask, fault, seen)) is not None:
             return early
         self._check_model(ask)
+        if self.settings.embeds_only and ask.talks:
+            raise bad_request("The model does not support Chat Completions API")
         self._check_priority(ask)
         answer = planned(ask, self.settings, fault, seen.id, int(seen.wall))
         flight = Flight(ask.prompt_tokens, answer.tokens, ask.choices if ask.talks else 0, ask.priority)

@@ -82,6 +82,8 @@ class FakeSettings:
     # Whom it serves.
     key: str | None = None
     models: tuple[str, ...] = ("*",)
+    embeds_only: bool = False
+    """Whether its model only embeds, so that who chats with it is refused."""
     record_size: int = 10_000
     """How many requests the record keeps."""
 

@@ -6,6 +6,7 @@ Metadata that the service writes at admission, namespace `llm.route` (all string
     priority_groups  [{name: upstream}, ...]: the order of this request
     tenant, lane, model, session, reserved  what else a reader of the access log may want to know
     cap           number: output tokens that the caller allowed; absent where it named none
+    stops         number: 1 where the caller named texts that end the answer; absent where it named none
     path          original path and query, `/v1/...`; absent for canaries
     dialect       "openai" or "anthropic"
     again         bool: the only upstream of the order may be asked a second time

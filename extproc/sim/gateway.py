@@ -27,7 +27,7 @@ from extproc.core.routing import bucket_key, route_of
 from extproc.dispatch import Dispatch, Outlook, Timing
 from extproc.handler import Handler
 from extproc.ports import Head, Observer, Record
-from extproc.probes.canary import SIZE, Canary, Finding, Target
+from extproc.probes.canary import Canary, Finding, Question, Target
 from extproc.probes.engines import Pool as Watched
 from extproc.probes.engines import Rounds
 from extproc.probes.exposition import Sample, Unreadable
@@ -204,7 +204,8 @@ class Gateway:
         health = admission.breakers.allows, admission.breakers.fits
         flights, limiter = admission.flights, admission.limiter
         outlook = Outlook(admission.breakers.rest_s, admission.breakers.earliest_probe, limiter.predicted_s)
-        dispatch = Dispatch(policy, admission.capacity, loop, timing, wording, *health, outlook=outlook)
+        slow = admission.breakers.slow
+        dispatch = Dispatch(policy, admission.capacity, loop, timing, wording, *health, outlook=outlook, slow=slow)
         return Handler(reception, admission.copies, flights, limiter, dispatch, wording, loop, admission.observe)
 
     async def _sweep(self) -> None:
@@ -257,18 +258,18 @@ class _Probe(Canary):
         super().__init__("", targets, admission.breakers, admission.capacity, stage.loop, observe, admission.rates)
         self._stage = stage
 
-    async def _call(self, session: aiohttp.ClientSession, target: Target) -> Finding:
+    async def _call(self, session: aiohttp.ClientSession, question: Question) -> Finding:
         del session
-        loop = self._stage.loop
-        model = self._stage.models[target.upstream.name]
-        work = Work(CANARY, SIZE.input, SIZE.output, SIZE.output, 0, loop)
+        loop, size = self._stage.loop, question.form.size
+        model = self._stage.models[question.upstream.name]
+        work = Work(CANARY, size.input, size.output, size.output, 0, loop)
         timer = loop.call_later(CANARY_S, work.tell, TIMED_OUT)
         model.begin(work)
         try:
             told = await work.told
             if told.status != SUCCESS:
                 return Finding(f"canary got status {told.status}")
-            return Finding(used=SIZE) if await work.ended else Finding("canary was cut")
+            return Finding(used=size) if await work.ended else Finding("canary was cut")
         finally:
             timer.cancel()
             model.abandon(work)

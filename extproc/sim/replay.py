@@ -78,7 +78,11 @@ class Options:
     workdir: Path | None = None
 
 
-def replay(options: Options, say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)) -> Report:  # noqa: T201
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)  # noqa: T201 - the progress of a command
+
+
+def replay(options: Options, say: Callable[[str], None] = _say) -> Report:
     """Run it. `say` gets a line every few seconds. Ctrl-C ends it early and reports what there is.
 
     ReplayError when there is nothing to send or nobody to send to; TraceError, SettingsError, StackError as they are.

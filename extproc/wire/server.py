@@ -32,6 +32,8 @@ OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 GRPC_LOG = "grpc._cython.cygrpc"
+PEER_LEFT = "ExecuteBatchError raised in core by servicer method"
+"""How gRPC begins its word that what it had to write reached nobody. It has others for errors of ours."""
 LAST_S = 0.9
 """So long what ends is told to Envoy, and records of what ended just before are heard. A server that stops closes its
 connections as soon as its last stream is done, and may take the word that it was all right with it."""
@@ -58,17 +60,20 @@ class Server:
         self._exchanges: set[StreamExchange] = set()
         self._logs: set[asyncio.Task[Any]] = set()
         options = (*OPTIONS, ("grpc.max_receive_message_length", max_body_bytes + MARGIN_BYTES))
-        logging.getLogger(GRPC_LOG).addFilter(_is_news)
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers(tuple(_services(self)))
         self.port = self._server.add_insecure_port(address)
 
     async def start(self) -> None:
         """Begin to serve."""
+        logging.getLogger(GRPC_LOG).addFilter(_is_news)
         await self._server.start()
 
     async def stop(self) -> None:
-        """Let go of responses that are under way (they go on without us), then end. Refuse newcomers before."""
+        """Let go of responses that are under way (they go on without us), then end.
+
+        The caller has refused newcomers before.
+        """
         for exchange in list(self._exchanges):
             exchange.release()
         await asyncio.sleep(LAST_S)
@@ -141,7 +146,7 @@ def _services(server: Server) -> list[grpc.GenericRpcHandler[Any, Any]]:
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Whether gRPC's own word is worth a line: that a peer had left when its last status was written is not."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError)
+    return not str(record.msg).startswith(PEER_LEFT)
 
 
 def _reader(context: Any) -> Callable[[], Awaitable[bytes | None]]:

@@ -248,7 +248,9 @@ def test_who_served_is_paid_by_its_own_prices(name: str, usage: Usage | None, se
     assert book.flight.cost == (None if name == "c" else pytest.approx(dollars))
 
 
-@pytest.mark.parametrize(("refund", "paid"), [(Refund.ALL, 0), (Refund.UNSENT, 0), (Refund.INPUT_KEPT, 1.8)])
+@pytest.mark.parametrize(
+    ("refund", "paid"), [(Refund.ALL, 0), (Refund.UNSENT, 0), (Refund.INPUT_KEPT, 1.8), (Refund.KEPT, 4.2)]
+)
 @pytest.mark.parametrize("late", [False, True])
 def test_a_failed_attempt_is_paid_for_only_where_it_was_begun(refund: Refund, paid: float, late: bool) -> None:  # noqa: FBT001
     """Refused or never sent: nothing. Cut: its input, beside what served in the end, once, in whatever order told."""
@@ -532,6 +534,9 @@ def test_any_history_ends_with_closed_books(
     _check_end(book, done)
 
 
+KEPT = {Refund.INPUT_KEPT: Size(ESTIMATE.input, 0), Refund.KEPT: ESTIMATE}
+
+
 def _do(flight: Flight, step: str, arguments: list) -> list[Change]:
     if step == "land":
         return flight.land(1002.0)
@@ -564,23 +569,25 @@ def _check_end(book: Book, done: list[tuple]) -> None:
 
 
 def _billed(order: tuple[str, ...], done: list[tuple]) -> dict[str, float]:
-    """What each provider bills: what served by usage, the input of each attempt that was cut or left, else nothing."""
-    inputs: set[str] = set()
+    """What each provider bills: what served by usage, the input of each attempt that was cut or left, the estimate of
+    an answer that was none, else nothing.
+    """
+    inputs: dict[str, Size] = {}
     failed: set[str] = set()
     outcome, dollars = "", {}
     for step, *arguments in done:
         name = arguments[0] if arguments else ""
         if step == "attempt_failed" and name in order and name not in failed and outcome != f"served {name}":
             failed.add(name)
-            inputs |= {name} if arguments[1] is Refund.INPUT_KEPT else set()
+            inputs |= {name: KEPT[arguments[1]]} if arguments[1] in KEPT else {}
         elif step in ("served", "unserved", "expire") and not outcome:
             outcome = f"{step} {name}"
             if step == "served" and name in RATES:
                 dollars = {name: cost(RATES[name], _actual(*arguments[1:]), arguments[1])}
             elif step == "unserved" and name in order and name not in failed:
-                inputs.add(name)
-    for name in inputs & RATES.keys():
-        dollars[name] = dollars.get(name, 0.0) + cost(RATES[name], Size(ESTIMATE.input, 0))
+                inputs[name] = Size(ESTIMATE.input, 0)
+    for name in inputs.keys() & RATES.keys():
+        dollars[name] = dollars.get(name, 0.0) + cost(RATES[name], inputs[name])
     return dollars
 
 
@@ -591,17 +598,17 @@ def _actual(usage: Usage | None, seen: int | None) -> Size:
     return Size(prompt, ESTIMATE.output if seen is None else min(seen, ESTIMATE.output))
 
 
-def _cut_before(done: list[tuple], name: str) -> bool:
-    """Whether an attempt there was cut before the outcome was known."""
+def _cut_before(done: list[tuple], name: str) -> Size | None:
+    """What an attempt there kept that ended before the outcome was known."""
     before = list(takewhile(lambda step: step[0] not in ("served", "unserved", "expire"), done))
     failures = [step[2] for step in before if step[:2] == ("attempt_failed", name)]
-    return failures[:1] == [Refund.INPUT_KEPT]
+    return KEPT.get(failures[0]) if failures else None
 
 
-def _check_upstream(book: Book, name: str, actual: Size | None, cut: bool) -> None:  # noqa: FBT001
+def _check_upstream(book: Book, name: str, actual: Size | None, cut: Size | None) -> None:
     """What served keeps its use, or the estimate where that was charged up front; others nothing, input or estimate.
 
-    cut: what served had been cut once before, and may keep that attempt, too.
+    cut: what an attempt before the one that served had used there: it may be kept, too.
     """
     held, own = book.at(name), {c.key.rpartition("/")[2]: c.amount for c in PRICES[name]}
     for kind in set(own) - {"slots", "kv", "usd_hour"}:
@@ -610,7 +617,7 @@ def _check_upstream(book: Book, name: str, actual: Size | None, cut: bool) -> No
             assert amount == 1 if actual else amount in (0, 1)
         elif actual:
             upfront, used = name in book.upfront, getattr(actual, kind)
-            before = own[kind] if upfront else getattr(Size(ESTIMATE.input, 0), kind)
+            before = own[kind] if upfront else getattr(cut or Size(0, 0), kind)
             once = max(own[kind], used) if upfront else used
             assert amount in ((once, once + before) if cut else (once,))
         else:
@@ -630,6 +637,29 @@ def test_an_only_upstream_may_be_asked_a_second_time(refund: Refund, paid: int) 
     assert book.at("a") == {"total": 60 + paid, "requests": sent}
     assert book.dollars() == pytest.approx(cost(RATES["a"], Size(paid, 0)) + cost(RATES["a"], Size(50, 10)))
     assert not book.flight.open_books
+
+
+@pytest.mark.parametrize("refund", Refund)
+@pytest.mark.parametrize("upfront", ["", "a"])
+def test_it_is_the_same_whether_the_first_go_or_the_outcome_is_told_first(refund: Refund, upfront: str) -> None:
+    """Of an only upstream that failed and then served: the books stay open until both are known."""
+    ends = []
+    for late in (False, True):
+        book = departed("a", upfront=upfront)
+        book.flight.again, book.flight.attempts = True, 2
+        steps = [
+            lambda book=book: book.flight.attempt_failed("a", refund, NOW),
+            lambda book=book: book.flight.served("a", Usage(input=50, output=10)),
+        ]
+        for step in reversed(steps) if late else steps:
+            assert book.flight.open_books
+            book.apply(step())
+        book.flight.heard.add(("a", 1, 2.0))
+        book.apply(book.flight.attempt_failed("a", refund, NOW) if late else [])
+        book.apply(book.flight.land(1002.0))
+        assert not book.flight.open_books
+        ends.append((book.at("a"), pytest.approx(book.dollars()), pytest.approx(book.flight.cost)))
+    assert ends[0] == ends[1]
 
 
 def test_a_second_attempt_that_fails_ends_it() -> None:

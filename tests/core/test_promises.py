@@ -33,6 +33,11 @@ def make(
     return asked
 
 
+def kept(promises: Promises, lane: str = "P1", *, long: bool = False) -> float:
+    """The share of them that is taken up."""
+    return promises._books[lane, long].kept
+
+
 def test_who_comes_back_at_its_time_is_recognised_once() -> None:
     """By fingerprint, tenant and lane; its first arrival comes with it, and its booking is gone."""
     promises = Promises()
@@ -59,7 +64,7 @@ def test_who_comes_too_early_has_no_place_but_its_promise_still(early_s: float, 
         promise = promises.claim(one(retries=1), now)
         assert promise is not None
         assert not promise.kept_at(now)
-        assert promises.kept("P1", long=False) == 1.0, "that is no sign that it would have come in time"
+        assert kept(promises) == 1.0, "that is no sign that it would have come in time"
 
 
 def test_of_promises_to_equal_requests_the_one_that_is_due_first_is_taken_up() -> None:
@@ -90,7 +95,7 @@ def test_promises_count_for_as_much_as_is_taken_up() -> None:
     promises = Promises()
     make(promises, seconds=60)
     make(promises, seconds=61, fingerprint="long")
-    assert [kept for _, kept in promises.booked("P1", 1000.0)] == [1.0, 1.0]
+    assert [share for _, share in promises.booked("P1", 1000.0)] == [1.0, 1.0]
     for number in range(250):
         make(promises, now=2000.0, seconds=61, fingerprint=f"long{number}")
         make(promises, now=2000.0, seconds=10, fingerprint=f"short{number}")
@@ -98,9 +103,9 @@ def test_promises_count_for_as_much_as_is_taken_up() -> None:
         promises.claim(one(f"short{number}"), 2011.0)
     make(promises, now=3000.0, seconds=99)
     make(promises, now=3000.0, seconds=9)
-    assert promises.kept("P1", long=True) < WEIGHT
-    assert 0.2 < promises.kept("P1", long=False) < 0.6
-    assert [kept for _, kept in promises.booked("P1", 3000.0)] == [promises.kept("P1", long=False)]
+    assert kept(promises, long=True) < WEIGHT
+    assert 0.2 < kept(promises) < 0.6
+    assert [share for _, share in promises.booked("P1", 3000.0)] == [kept(promises)]
 
 
 def test_a_lane_whose_clients_never_come_back_says_nothing_of_another() -> None:
@@ -110,9 +115,9 @@ def test_a_lane_whose_clients_never_come_back_says_nothing_of_another() -> None:
         make(promises, seconds=10, fingerprint=f"{number}", lane="P2")
     make(promises, now=2000.0, seconds=9)
     make(promises, now=2000.0, seconds=9, lane="P2")
-    assert promises.kept("P2", long=False) < WEIGHT
+    assert kept(promises, "P2") < WEIGHT
     assert not promises.booked("P2", 2000.0)
-    assert [kept for _, kept in promises.booked("P1", 2000.0)] == [1.0]
+    assert [share for _, share in promises.booked("P1", 2000.0)] == [1.0]
 
 
 def test_when_its_memory_is_full_the_promise_that_would_lapse_first_is_dropped() -> None:
@@ -128,7 +133,7 @@ def test_when_its_memory_is_full_the_promise_that_would_lapse_first_is_dropped()
     make(promises, seconds=50, fingerprint="50", now=1001.0)
     left = [name for name in ("25", "30", "40", "50") if promises.claim(one(name, retries=1), 1001.0)]
     assert left == ["30", "40", "50"]
-    assert promises.kept("P1", long=False) == 1.0
+    assert kept(promises) == 1.0
 
 
 def test_what_was_taken_up_does_not_stay_behind() -> None:

@@ -433,15 +433,18 @@ def test_a_waiter_has_the_place_of_its_arrival_unless_it_inherits_one() -> None:
 
 
 def test_a_group_that_holds_takes_only_its_first_healthy_upstream() -> None:
-    """Others take any of theirs, whatever its health; nobody takes what it did not ask for."""
+    """Or, where none is, the first that is merely slow. Others take any of theirs, whatever its health; nobody takes
+    what it did not ask for.
+    """
     spills, holds = (Group(("a", "b"), first_only=first_only) for first_only in (False, True))
     for sick, expected in (("", "a"), ("a", "b"), ("ab", "")):
 
         def allows(name: str, sick: str = sick) -> bool:
             return name not in sick
 
-        assert [name for name in "abc" if holds.takes(name, allows)] == list(expected)
-        assert [name for name in "abc" if spills.takes(name, allows)] == ["a", "b"]
+        assert [name for name in "abc" if holds.takes(name, allows, slow=lambda _: False)] == list(expected)
+        assert [name for name in "abc" if spills.takes(name, allows, slow=lambda _: False)] == ["a", "b"]
+        assert [name for name in "abc" if holds.takes(name, allows, slow="b".__eq__)] == list(expected or "b")
 
 
 def test_a_backlog_counts_in_and_out_and_takes_a_share_of_another() -> None:

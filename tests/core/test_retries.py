@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from math import inf, isfinite
+from collections import deque
+from math import ceil, exp, inf, isfinite
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.core.policy import RetryRules
-from extproc.core.retries import KEPT_S, LONGEST_WAIT_S, MOST_ALIKE, TAU_S, Places, RetryBudget
+from extproc.core.retries import KEPT_S, LENT_S, LONGEST_WAIT_S, MOST_ALIKE, TAU_S, Places, RetryBudget
 
 NOTHING = RetryRules(share=0.0, least_per_s=0.0)
 
@@ -221,14 +222,58 @@ def test_what_is_lent_is_there_only_once() -> None:
     """Requests that may be tried again borrow from what may wait; what they did not use is there for others."""
     budget = RetryBudget(RetryRules(share=0.0, least_per_s=0.2))
     assert [budget.lend("t", 0.0) for _ in range(3)] == [True, True, False]
-    budget.settle("t", 0.0, used=False)
+    budget.settle("t", 0.0, used=False, lent=0.0)
     assert budget.lend("t", 0.0)
-    budget.settle("t", 0.0, used=True)
-    budget.settle("t", 0.0, used=True)
+    budget.settle("t", 0.0, used=True, lent=0.0)
+    budget.settle("t", 0.0, used=True, lent=0.0)
     assert not budget.lend("t", 0.0)
     assert budget.spend("t", 0.0) > 0
-    budget.settle("t", 0.0, used=True)  # of an account that was forgotten meanwhile
-    assert budget.lend("t", 60.0)
+    assert not budget.lend("t", 4.9)
+    assert budget.lend("t", 5.1)
+
+
+def test_what_was_lent_long_ago_keeps_nobody_from_it() -> None:
+    """Its end gives nothing back a second time, and that of a request whose account was forgotten meanwhile neither."""
+    budget = RetryBudget(RetryRules(share=0.0, least_per_s=0.2))
+    assert [budget.lend("t", 0.0) for _ in range(3)] == [True, True, False]
+    assert [budget.lend("t", LENT_S) for _ in range(3)] == [True, True, False]
+    budget.settle("t", LENT_S, used=False, lent=0.0)
+    budget.settle("t", LENT_S, used=False)
+    assert not budget.lend("t", LENT_S)
+    budget.settle("new", LENT_S, used=False, lent=LENT_S)
+    assert [budget.lend("new", LENT_S) for _ in range(3)] == [True, True, False]
+
+
+def test_what_was_used_beyond_the_budget_is_owed() -> None:
+    """Until what comes in has paid for it, be it traffic or time; it is not forgotten."""
+    for share in (0.0, 0.5):
+        budget = RetryBudget(RetryRules(share=share, least_per_s=0.2))
+        for lent in (0.0, 0.0, LENT_S, LENT_S):
+            assert budget.lend("t", lent)
+        for _ in range(4):
+            budget.settle("t", 4.0, used=True)
+        now = 4.0
+        while not budget.lend("t", now):
+            now += 0.1
+            if share:
+                budget.came("t", now)
+        owed, next_one = 2.0, 1.0  # ten seconds of `least_per_s` were there, and four were used
+        assert now - 4.0 == pytest.approx((owed + next_one) / (0.2 + share / 0.1), abs=0.2)
+
+
+def test_answers_that_go_well_use_nothing_up() -> None:
+    """However long they take: of 20 a second that run for 20 s most may be tried again, and none is."""
+    budget, lent, running = RetryBudget(RetryRules()), 0, deque[tuple[float, bool]]()
+    for tick in range(60 * 20):
+        now = tick / 20
+        while running and running[0][0] <= now - 20.0:
+            began, may = running.popleft()
+            if may:
+                budget.settle("t", now, used=False, lent=began)
+        budget.came("t", now)
+        running.append((now, budget.lend("t", now)))
+        lent += running[-1][1]
+    assert lent > 0.6 * 60 * 20
 
 
 def test_second_attempts_are_a_share_of_the_traffic() -> None:
@@ -239,5 +284,55 @@ def test_second_attempts_are_a_share_of_the_traffic() -> None:
         budget.came("t", now)
         if budget.lend("t", now):
             again += 1
-            budget.settle("t", now, used=True)
+            budget.settle("t", now, used=True, lent=now)
     assert again == pytest.approx(seconds * (0.1 * 50 + 1.0), rel=0.1)
+
+
+@pytest.mark.parametrize("shows_after_s", [0.5, 2.0, 5.0, 10.0])
+def test_in_a_bad_minute_little_more_is_used_than_there_is(shows_after_s: float) -> None:
+    """After a quiet one, every request fails after the same time: at first those that were lent one meanwhile use it,
+    and that is all beyond the budget.
+    """
+    rules, rate = RetryRules(share=0.1, least_per_s=1.0), 20
+    budget, used, running = RetryBudget(rules), 0, deque[float]()
+    for tick in range(120 * rate):
+        now = tick / rate
+        while running and running[0] <= now - shows_after_s:
+            bad = now >= 60.0
+            used += bad
+            budget.settle("t", now, used=bad, lent=running.popleft())
+        budget.came("t", now)
+        if budget.lend("t", now):
+            running.append(now)
+    at_once = TAU_S * (rules.share * rate + rules.least_per_s)
+    promised = at_once + 60 * (rules.share * rate + rules.least_per_s)
+    assert 0.8 * (promised - at_once) <= used <= promised + at_once * ceil(shows_after_s / LENT_S)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 10.0), st.booleans()), max_size=200),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 5.0),
+)
+def test_more_than_the_budget_and_what_was_lent_meanwhile_is_never_used(
+    requests: list[tuple[float, float, bool]], share: float, least: float
+) -> None:
+    """Whatever the order: used <= what is given + what it holds at once for each `LENT_S` that a failure takes to show.
+
+    Each request comes some time after the one before it, and its need shows after some time, if it has any.
+    """
+    budget, now, used, traffic, most = RetryBudget(RetryRules(share, least)), 0.0, 0, 0.0, 0.0
+    first, ends = max(1.0, TAU_S * least), list[tuple[float, float, bool]]()
+    for came, (passed, takes, needs) in enumerate(requests, 1):
+        now += passed
+        traffic = traffic * exp(-passed / TAU_S) + share
+        most = max(most, first + traffic)
+        for end in sorted(one for one in ends if one[0] <= now):
+            ends.remove(end)
+            used += end[2]
+            budget.settle("t", end[0], used=end[2], lent=end[1])
+        budget.came("t", now)
+        if budget.lend("t", now):
+            ends.append((now + takes, now, needs))
+        outstanding = used + sum(needs for _, _, needs in ends)
+        assert outstanding <= first + share * came + least * now + most * (ceil(10.0 / LENT_S) + 1) + 1e-6

@@ -16,6 +16,7 @@ from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Ability, Dialect, Endpoint, Size
 from extproc.core.routing import (
     affordable,
+    askable,
     claims,
     dollars_lack,
     eligible,
@@ -291,6 +292,35 @@ def test_the_order_ends_before_a_full_upstream(first: str, sick: str, full: str,
     """First choice, then those behind it, then those before it; sick ones are left out, a full one ends it."""
     found = order(first, "abc", lambda name: name not in sick, lambda name: name not in full)
     assert "".join(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "sick", "slow", "full", "expected"),
+    [
+        ("b", "a", "a", "", "bca"),
+        ("b", "a", "", "", "bc"),
+        ("c", "ab", "ab", "", "cab"),
+        ("c", "ab", "ab", "b", "ca"),
+        ("b", "a", "a", "c", "b"),
+        ("a", "abc", "a", "", "a"),
+        ("b", "", "a", "", "bca"),
+    ],
+)
+def test_who_is_merely_slow_stands_behind_all_others(
+    first: str, sick: str, slow: str, full: str, expected: str
+) -> None:
+    """Slow beats failed. One that is slow and lets this one in, because traffic returns there, has its own place."""
+    found = order(first, "abc", lambda name: name not in sick, lambda name: name not in full, slow.__contains__)
+    assert "".join(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("sick", "slow", "expected"),
+    [("", "", "abc"), ("a", "a", "bc"), ("abc", "", ""), ("abc", "b", "b"), ("abc", "abc", "abc"), ("ab", "ab", "c")],
+)
+def test_who_is_merely_slow_is_asked_where_nobody_else_may_be(sick: str, slow: str, expected: str) -> None:
+    """Slow beats refused."""
+    assert "".join(askable("abc", lambda name: name not in sick, slow.__contains__)) == expected
 
 
 def engine(name: str, sign: int | None, provider: str = "vllm") -> Upstream:

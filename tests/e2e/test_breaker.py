@@ -30,6 +30,7 @@ QUICK = {
     "failures": 3, "paced": 3, "cool_down_s": COOL_DOWN_S, "cool_down_max_s": COOL_DOWN_MAX_S,
     "quarantine_s": COOL_DOWN_MAX_S, "quarantine_max_s": COOL_DOWN_MAX_S, "ramp_s": 0.5,
 }  # fmt: skip
+EMBEDDINGS = "/v1/embeddings"
 MANY = tuple(f"many-{i}" for i in range(8))
 HTTP = httpx.Client(timeout=30)
 LISTENING = "0A"
@@ -55,6 +56,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, crowded: Upstream) -> Itera
     upstreams["engine"] = {"provider": "vllm", "url": url, "concurrency": 9, "breaker": QUICK}
     slowly = {"first_token_s": 0.4, "output_tokens_per_s": 100}
     upstreams["gentle"] = fake(folder, "gentle", breaker={**QUICK, "ramp_s": 4}, fake=slowly)
+    upstreams["embedder"] = fake(folder, "embedder")
     upstreams["sized"] = fake(folder, "sized", breaker={**QUICK, "cool_down_s": 60, "cool_down_max_s": 60})
     spare = [[name, name, "backup"] for name in ("gentle", "sized")]
     routes = [["gpt-5", *CHAIN], ["rented", "primary", "backup"], *([name, name] for name in upstreams)]
@@ -232,7 +234,7 @@ def test_streams_that_fail_open_it_too(stack: Stack, fault: str) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])
-@pytest.mark.parametrize(("fault", "sign"), [("401", "credential"), ("403", "credential"), ("billing", "terminal")])
+@pytest.mark.parametrize(("fault", "sign"), [("401", "credential"), ("billing", "terminal")])
 def test_our_key_and_our_credit_open_it_at_once(stack: Stack, path: str, fault: str, sign: str) -> None:
     """One answer that says so, in either dialect, also where it is a 400. The caller gets the backup's; it is told with
     the request that it came to, and the canary is tried: it works, so traffic returns.
@@ -245,6 +247,22 @@ def test_our_key_and_our_credit_open_it_at_once(stack: Stack, path: str, fault: 
     assert told[0]["numbers"]["rest_s"] > 0
     until(lambda: canaries(stack))
     until(lambda: state_of(stack) == "closed")
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_what_our_key_may_not_do_is_a_failure_like_others(stack: Stack, path: str) -> None:
+    """It may be for what was asked: the same request sent again and again is one sign, and the third other one opens
+    it. Its caller gets the backup's answer each time.
+    """
+    named = {"x-fake-fault": "403;provider=primary"}
+    for i, text in enumerate(["a", "a", "a", "b", "c"]):
+        assert not opened(stack)
+        answer = HTTP.post(stack.url + path, json=chat(text), headers=named)
+        assert (answer.status_code, answer.headers["x-tidegate-upstream"]) == (200, "backup")
+        books_balance(stack)
+        assert breaker(stack)["failures"] == max(1, i - 1) or i == 4
+    told = until(lambda: [one for one in alerts(stack) if one["after"] == "open"])
+    assert (told[0]["sign"], len(told[0]["requests"])) == ("failures", 3)
 
 
 def test_a_key_that_is_refused_for_everybody_rests_long(stack: Stack) -> None:
@@ -324,6 +342,28 @@ async def test_slow_first_tokens_open_it_without_any_error(gate: Gate) -> None:
     assert [answer.headers["x-tidegate-upstream"] for answer in then].count("backup") >= 10
     told = alerts(stack)[0]
     assert (told["sign"], told["numbers"]["first_token_s"] > 2) == ("slow", True)
+
+
+async def test_who_is_merely_slow_serves_on_where_nobody_else_may_be_asked(gate: Gate) -> None:
+    """Though its breaker is open, and rests for long; until it fails, too, and is sick like any other."""
+    rules = {"slow": {"least_s": 0.3, "volume": 10}, "cool_down_s": 120, "cool_down_max_s": 120}
+    stack = gate(
+        upstreams={"primary": {"concurrency": 100, "breaker": rules}},
+        routes=[{"models": ["*"], "chain": ["primary"], "acknowledge_unowned": True}],
+    )
+    for _ in range(25):
+        assert post(stack, body=chat(stream=True)).status_code == 200
+    async with crowd(stack) as clients:
+        late = {"x_fake_fault": "slow-first-token;s=2"}
+        first = await asyncio.gather(*(clients.ask(chat(stream=True), **late) for _ in range(12)))
+        await asyncio.to_thread(until, lambda: state_of(stack) == "open")
+        then = await asyncio.gather(*(clients.ask(chat(f"{n}", stream=True), **late) for n in range(12)))
+    assert {answer.status for answer in (*first, *then)} == {200}
+    assert state_of(stack) == "open"
+    assert [(one["after"], one["sign"]) for one in alerts(stack)] == [("open", "slow")]
+    until(lambda: post(stack, "503").headers.get("x-tidegate-reason") == "no_upstream")
+    assert state_of(stack) == "open"
+    books_balance(stack)
 
 
 USUAL_S, SLOWEST_S, STEP = 0.1, 1.5, 1.25
@@ -572,6 +612,26 @@ def test_hurried_clients_never_open_it(stack: Stack, *, stream: bool) -> None:
     books_balance(stack)
     for name in CHAIN:
         assert blameless(stack, name)
+
+
+def test_one_that_only_embeds_returns(stack: Stack) -> None:
+    """The canary asks it for an embedding, as its callers do: it would refuse to chat for ever."""
+    tell(stack, "embedder", embeds_only=True)
+    try:
+        assert post(stack, body={**chat(), "model": "embedder"}).status_code == 400
+        asked = {"model": "embedder", "input": "hi"}
+        assert HTTP.post(stack.url + EMBEDDINGS, json=asked).status_code == 200
+        books_balance(stack)
+        fails = {"x-fake-fault": "503;provider=embedder"}
+        until(lambda: HTTP.post(stack.url + EMBEDDINGS, json=asked, headers=fails) and alerts(stack, "embedder"))
+        until(lambda: state_of(stack, "embedder") == "closed", within_s=30)
+        assert {one["sign"] for one in alerts(stack, "embedder") if one["after"] == "open"} == {"failures"}
+        assert "canary answered" in {one["cause"] for one in alerts(stack, "embedder")}
+        assert stack.state()["tally"]["probes"].get("embedder:failed", 0) == 0
+        assert HTTP.post(stack.url + EMBEDDINGS, json=asked).status_code == 200
+        assert [one["path"] for one in seen(stack, "embedder")].count(CHAT) == 1
+    finally:
+        tell(stack, "embedder", embeds_only=False)
 
 
 async def test_results_of_the_time_before_are_ignored(stack: Stack) -> None:

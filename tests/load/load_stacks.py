@@ -35,12 +35,13 @@ from extproc.settings import (
     load,
 )
 from extproc.stack import Stack, envoy_binary, free_ports
-from extproc.wire.pb.ext_proc_pb2 import ProcessingRequest
+from extproc.wire.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 
 HERE = Path(__file__).parent
 PORTS = 5
 FAR = LimitSettings(tpm=10**12, rpm=10**9)
 ADMISSION = "envoy.filters.http.ext_proc"
+HELD = "override_message_timeout"
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 
 
@@ -147,7 +148,7 @@ def upstream(cases: list[Case], workdir: Path) -> Iterator[tuple[int, int]]:
 
 
 def answer_of(service: str, case: Case) -> bytes:
-    """What a Tidegate at `service` answers to the body of `case`, asked as Envoy asks."""
+    """What a Tidegate at `service` answers to the body of `case`, asked as Envoy asks, once it has let it go."""
     head, body = ProcessingRequest(), ProcessingRequest()
     pseudo = {":method": "POST", ":path": "/v1/chat/completions", ":scheme": "http", ":authority": "gateway.example"}
     for name, value in {**pseudo, **SDK_HEADERS, "x-request-id": "00000000-0000-4000-8000-000000000000"}.items():
@@ -157,6 +158,7 @@ def answer_of(service: str, case: Case) -> bytes:
     body.request_body.end_of_stream = True
     with grpc.insecure_channel(service) as channel:
         call = channel.stream_stream(METHOD)(iter([head.SerializeToString(), body.SerializeToString()]))
-        _, answer = next(call), next(call)
+        next(call)
+        answer = next(data for data in call if not ProcessingResponse.FromString(data).HasField(HELD))
         call.cancel()
     return bytes(answer)

@@ -14,7 +14,8 @@ from typing import Any
 from extproc.dialects import ErrorClass
 
 PACE, OVERLOAD, TERMINAL = ErrorClass.PACE, ErrorClass.OVERLOAD, ErrorClass.TERMINAL
-CREDENTIAL, CLIENT = ErrorClass.CREDENTIAL, ErrorClass.CLIENT
+CREDENTIAL, FORBIDDEN = ErrorClass.CREDENTIAL, ErrorClass.FORBIDDEN
+MISSING, CLIENT = ErrorClass.MISSING, ErrorClass.CLIENT
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ SENT = [
         CREDENTIAL,
     ),
     Sent("openai", 403, openai("Not here.", "request_forbidden", "unsupported_country_region_territory"), CREDENTIAL),
-    Sent("openai", 403, openai("Missing scopes: model.request", "invalid_request_error"), CREDENTIAL),
+    Sent("openai", 403, openai("Missing scopes: model.request", "invalid_request_error"), FORBIDDEN),
     Sent("openai", 404, openai("No such model.", "invalid_request_error", "model_not_found"), CLIENT, missing=True),
     Sent("openai", 400, openai(TOO_LONG, "invalid_request_error", "context_length_exceeded"), CLIENT, too_long=True),
     Sent("openai", 400, openai("Your input exceeds the context window of this model.", None), CLIENT, too_long=True),
@@ -154,7 +155,7 @@ SENT = [
     Sent("azure", 503, azure("Try later.", "ServiceUnavailable"), OVERLOAD),
     Sent("azure", 401, azure("Access denied due to invalid subscription key.", "401"), CREDENTIAL),
     Sent("azure", 401, {"statusCode": 401, "message": "Token is missing or invalid."}, CREDENTIAL),
-    Sent("azure", 404, azure("The API deployment does not exist.", "DeploymentNotFound"), CREDENTIAL, missing=True),
+    Sent("azure", 404, azure("The API deployment does not exist.", "DeploymentNotFound"), MISSING, missing=True),
     Sent(
         "azure",
         400,
@@ -183,7 +184,7 @@ SENT = [
     Sent("anthropic", 500, anthropic("Internal server error", "api_error"), OVERLOAD),
     Sent("anthropic", 504, anthropic("Timed out", "timeout_error"), OVERLOAD),
     Sent("anthropic", 401, anthropic("invalid x-api-key", "authentication_error"), CREDENTIAL),
-    Sent("anthropic", 403, anthropic("No permission", "permission_error"), CREDENTIAL),
+    Sent("anthropic", 403, anthropic("No permission", "permission_error"), FORBIDDEN),
     Sent("anthropic", 404, anthropic("model: x", "not_found_error"), CLIENT, missing=True),
     Sent("anthropic", 413, anthropic("Request exceeds the maximum size", "request_too_large"), CLIENT, too_long=True),
     Sent(
@@ -212,7 +213,13 @@ SENT = [
     Sent("gemini", 400, gemini("API key not valid. Please pass one.", 400, "INVALID_ARGUMENT"), CREDENTIAL),
     Sent("gemini", 400, gemini("API key expired. Please renew it.", 400, "INVALID_ARGUMENT"), CREDENTIAL),
     Sent("gemini", 401, gemini("Who are you?", 401, "UNAUTHENTICATED"), CREDENTIAL),
-    Sent("gemini", 403, gemini("Not you.", 403, "PERMISSION_DENIED"), CREDENTIAL),
+    Sent("gemini", 403, gemini("Not you.", 403, "PERMISSION_DENIED"), FORBIDDEN),
+    Sent(
+        "gemini",
+        403,
+        gemini("CachedContent not found (or permission denied)", 403, "PERMISSION_DENIED"),
+        FORBIDDEN,
+    ),
     Sent("gemini", 400, gemini("Not from where you are.", 400, "FAILED_PRECONDITION"), TERMINAL),
     Sent("gemini", 400, gemini("Bad argument.", 400, "INVALID_ARGUMENT"), CLIENT),
     Sent(
@@ -225,7 +232,16 @@ SENT = [
     Sent("gemini", 404, gemini("No such model.", 404, "NOT_FOUND"), CLIENT, missing=True),
     Sent("vllm", 503, vllm("Too many requests wait.", "ServiceUnavailableError", 503), OVERLOAD),
     Sent("vllm", 429, b"", OVERLOAD),
-    Sent("vllm", 404, vllm("The model `x` does not exist.", "NotFoundError", 404), CREDENTIAL, missing=True),
+    Sent("vllm", 404, vllm("The model `x` does not exist.", "NotFoundError", 404), MISSING, missing=True),
+    Sent("vllm", 404, openai("The model `a/b:c` does not exist.", "NotFoundError", 404), MISSING, missing=True),
+    Sent(
+        "vllm",
+        404,
+        openai("Response with id 'the model `x` does not exist' not found.", "invalid_request_error", 404),
+        CLIENT,
+        missing=True,
+    ),
+    Sent("vllm", 404, {"detail": "Not Found"}, CLIENT, missing=True),
     Sent("vllm", 400, vllm(TOO_LONG, "BadRequestError", 400), CLIENT, too_long=True),
     Sent("vllm", 400, openai(TOO_LONG, "BadRequestError", 400), CLIENT, too_long=True),
     Sent(
@@ -239,7 +255,14 @@ SENT = [
     Sent("vllm", 500, b"Internal Server Error", OVERLOAD),
     Sent("sglang", 429, vllm("The request queue is full.", "x", 429), OVERLOAD),
     Sent("sglang", 503, vllm("The request queue is full.", "x", 503), OVERLOAD),
-    Sent("sglang", 404, vllm("No such model.", "x", 404), CREDENTIAL, missing=True),
+    Sent(
+        "sglang",
+        404,
+        openai("The model 'x' does not exist", "invalid_request_error", "model_not_found"),
+        MISSING,
+        missing=True,
+    ),
+    Sent("sglang", 404, {"detail": "Not Found"}, CLIENT, missing=True),
     Sent(
         "sglang",
         400,
@@ -276,7 +299,7 @@ SENT = [
     Sent("bedrock", 424, {"__type": "modelStreamErrorException", "message": "x"}, OVERLOAD),
     Sent("bedrock", 403, {"Message": "Not you."}, CREDENTIAL, aws("UnrecognizedClientException")),
     Sent("bedrock", 403, {"message": "Old token."}, CREDENTIAL, aws("ExpiredTokenException")),
-    Sent("bedrock", 403, {"message": "No access to the model."}, CREDENTIAL, aws("AccessDeniedException")),
+    Sent("bedrock", 403, {"message": "No access to the model."}, FORBIDDEN, aws("AccessDeniedException")),
     Sent("bedrock", 400, {"message": "Malformed input."}, CLIENT, aws("ValidationException")),
     Sent(
         "bedrock",
@@ -316,6 +339,14 @@ SENT = [
         },
         TERMINAL,
     ),
+    *(
+        Sent("xai", 403, {"code": code, "error": f"Content violates usage guidelines. {more}"}, CLIENT)
+        for code, more in (
+            ("The caller does not have permission to execute the specified operation", "Failed check: X"),
+            ("permission-denied", ""),
+        )
+    ),
+    Sent("xai", 403, {"code": "permission-denied", "error": "Access to the chat endpoint is denied."}, FORBIDDEN),
     Sent("xai", 400, {"code": "Invalid argument", "error": "Incorrect API key provided: xa***. See x.ai."}, CREDENTIAL),
     Sent(
         "xai",
@@ -338,9 +369,9 @@ SENT = [
     Sent("compatible", 400, gemini("API key not valid.", 400, "INVALID_ARGUMENT"), CREDENTIAL),
     Sent("compatible", 400, openai("No.", "invalid_request_error", "invalid_api_key"), CREDENTIAL),
     Sent("compatible", 400, openai("No.", "authentication_error"), CREDENTIAL),
-    Sent("compatible", 400, openai("No.", "permission_error"), CREDENTIAL),
+    Sent("compatible", 400, openai("No.", "permission_error"), FORBIDDEN),
     Sent("compatible", 401, b"go away", CREDENTIAL),
-    Sent("compatible", 403, b"", CREDENTIAL),
+    Sent("compatible", 403, b"", FORBIDDEN),
     Sent("compatible", 403, openai("Filtered.", None, "content_filter"), CLIENT),
     Sent("compatible", 400, openai("Filtered.", None, "content_policy_violation"), CLIENT),
     Sent("compatible", 429, b"", PACE),
@@ -399,6 +430,9 @@ EVENTS = [
     Sent("anthropic", 200, anthropic(NO_CREDIT, "invalid_request_error"), TERMINAL),
     Sent("gemini", 200, openai("API key expired.", "x"), CREDENTIAL),
     Sent("compatible", 200, {"error": "overloaded_error"}, OVERLOAD),
+    Sent("xai", 200, {"code": "permission-denied", "error": "Content violates usage guidelines."}, CLIENT),
+    Sent("vllm", 200, openai("The model `x` does not exist.", "NotFoundError", 404), MISSING, missing=True),
+    Sent("vllm", 200, openai("Response with id 'x' not found.", "invalid_request_error", 404), CLIENT, missing=True),
     Sent("xai", 200, {"code": "x", "error": "Your team 1-a has either used all available credits."}, TERMINAL),
     Sent("compatible", 200, openai("x", None), OVERLOAD),
     Sent("compatible", 200, openai("x", None, 429), PACE),

@@ -204,12 +204,14 @@ async def test_stop_ends_the_access_log_without_a_word(gate: Gate, caplog: pytes
         call.cancel()
 
 
-def test_that_a_peer_left_before_the_last_word_is_no_line_in_the_log(
-    gate: Gate, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("gate")
+def test_that_a_peer_left_before_the_last_word_is_no_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """Anything else that gRPC has to say is."""
     grpc_log = logging.getLogger(GRPC_LOG)
-    for error in (grpc.aio.InternalError("Failed to send"), RuntimeError("bug")):
-        grpc_log.error("raised by servicer method", exc_info=error)
-    assert gate.inside == 0
-    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["bug"]
+    for message, error in (
+        ("ExecuteBatchError raised in core by servicer method [%s]", grpc.aio.InternalError("Failed to send")),
+        ("Unexpected [%s] raised by servicer method", grpc.aio.InternalError("a bug of ours")),
+        ("Unexpected [%s] raised by servicer method", RuntimeError("bug")),
+    ):
+        grpc_log.error(message, "/a/b", exc_info=error)
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["a bug of ours", "bug"]

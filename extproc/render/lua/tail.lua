@@ -130,7 +130,7 @@ local function read(state, event, ended)
   if bare and not (at.error or flat_error(s, at)) then return not (stop or ended) and "torn" or nil end
   if not stop or find(s, "%S", stop) then
     if not ended then return "torn" end
-    if named then notes.error = "-/" .. (our_code(sub(s, start, start + 1024)) or "-") else notes.bad = "json" end
+    if named then notes.error = "-/" .. (code_of(sub(s, start, start + 1024)) or "-") else notes.bad = "json" end
     return named and "error" or nil
   end
   local error = note_event(s, at, notes, named)

@@ -84,8 +84,8 @@ end
 
 -- The code that a message stands for, or nil.
 local function code_in(message, status)
-  local ours = our_code(message)
-  if ours or not LENGTH_STATUS[status] then return ours end
+  local code = code_of(message)
+  if code or not LENGTH_STATUS[status] then return code end
   message = string.lower(message)
   for _, text in ipairs(LENGTH_TEXTS) do
     if find(message, text, 1, true) then return "context_length_exceeded" end
@@ -124,13 +124,12 @@ local function complaint(handle, s, status)
   return kind or "-", code or "-"
 end
 
--- What an error means, by the provider's own rows and the general ones (`dialects/errors.py`). That a model is not here
--- may be our mistake or the caller's, and tells nobody anything: it counts as the caller's.
+-- What an error means, by the provider's own rows and the general ones (`dialects/errors.py`).
 local function class_of(status, kind, code)
   kind, code = string.gsub(kind, "^%-", ""), string.gsub(code, "^%-", "")
   for _, row in ipairs(ROWS) do
     if (row[1] == 0 or row[1] == status) and find(kind, row[2]) and find(code, row[3]) then
-      return row[1] == 404 and "client" or row[4]
+      return row[4]
     end
   end
   return status >= 400 and status < 500 and "client" or "overload"
@@ -193,6 +192,10 @@ local function only_first(text, order)
   return false
 end
 
+-- That a model is not here may be our mistake or the caller's, and tells nobody anything.
+local READABLE = { client = true, missing = true }
+local ABOUT_US = { terminal = true, credential = true, forbidden = true }
+
 -- An answer that says what is wrong. Only what is wrong with the request itself is the caller's to read.
 local function refused(handle, text, status, order)
   local kind, code = complaint(handle, text, status)
@@ -202,10 +205,10 @@ local function refused(handle, text, status, order)
   local class = class_of(status, kind, code)
   if status >= 500 or status == 429 then
     -- The router tries the next by itself; the same one a second time never for what is wrong with our account.
-    if class == "terminal" or class == "credential" then next_please(handle, status) end
+    if ABOUT_US[class] then next_please(handle, status) end
     return
   end
-  if class ~= "client" or elsewhere(status, kind, code, order) or only_first(text, order) then
+  if not READABLE[class] or elsewhere(status, kind, code, order) or only_first(text, order) then
     return next_please(handle, status)
   end
   if status < 400 then headers:replace(":status", "400") end

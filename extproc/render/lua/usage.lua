@@ -47,7 +47,7 @@ end
 local function words_of(s, at)
   local message = string_at(s, at.message)
   if message == "" then message = string_at(s, at.detail) end
-  local code = our_code(message) or word(s, at.code) or word(s, at.statusCode) or word(s, at.status_code)
+  local code = code_of(message) or word(s, at.code) or word(s, at.statusCode) or word(s, at.status_code)
   local kind = word(s, at.type) or word(s, at.__type) or word(s, at.error_type) or word(s, at.status)
   return (kind or "-") .. "/" .. (code or "-")
 end
@@ -55,7 +55,7 @@ end
 -- The same of the error object or bare error word at `i`.
 local function error_word(s, i)
   if object(s, i) then return words_of(s, (members(s, i))) end
-  return (word(s, i) or "-") .. "/" .. (our_code(string_at(s, i)) or "-")
+  return (word(s, i) or "-") .. "/" .. (code_of(string_at(s, i)) or "-")
 end
 
 -- Members of an answer, and of an event that carries a part of one.
