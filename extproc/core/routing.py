@@ -116,7 +116,7 @@ def fitting(policy: Policy, inputs: Mapping[str, int], output: int, model: str =
 
 def holds(upstream: Upstream, model: str, size: Size) -> bool:
     """Whether its context window and every limit of `model` that is kept could ever take `size`."""
-    if size.total <= _surely_held(upstream, model):
+    if size.total <= surely_held(upstream, model):
         return True
     if upstream.window is not None and size.total > upstream.window:
         return False
@@ -279,7 +279,7 @@ def _output_room(upstream: Upstream, model: str, prompt: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _surely_held(upstream: Upstream, model: str) -> float:
+def surely_held(upstream: Upstream, model: str) -> float:
     """Tokens up to which any request fits, whatever they are of."""
     limits = (limit.per_minute for limit in _enforced(upstream, model) if limit.kind is not Kind.REQUESTS)
     return min((inf if upstream.window is None else upstream.window, *limits))
