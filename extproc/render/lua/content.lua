@@ -72,9 +72,9 @@ local function event_says(s, at)
   return find(kind, "^response%.") ~= nil and filled(s, at.delta)
 end
 
--- What is wrong with an answer that has its end and reports no error: "broken", "empty", "short", or nil. `asked`: what the caller
--- named, if anything: `cap` output tokens at most, and `stops`, words at which the answer ends. Those may be the first
--- that the model would say; but then it says that it stopped.
+-- What is wrong with an answer that has its end and reports no error: "broken", "empty", "short", or nil. `asked`: what
+-- the caller named, if anything: `cap` output tokens at most, and `stops`, words at which the answer ends. Those may be
+-- the first that the model would say; but then it says that it stopped.
 local function fault_of(notes, says, asked)
   if BROKEN[notes.finish] then return "broken" end
   local silent = not says and (notes.reasoning or 0) == 0
