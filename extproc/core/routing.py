@@ -193,8 +193,8 @@ def order(
 ) -> tuple[str, ...]:
     """`first`, then those behind it in the chain, those before it, those that are merely slow, and the unfit.
 
-    fits: whether an upstream answers such prompts well; a bad answer is better than nobody's. It ends before the first of
-    them without room, so that a failover never lands on a full upstream.
+    fits: whether an upstream answers such prompts well; a bad answer is better than nobody's. It ends before the first
+    of them without room, so that a failover never lands on a full upstream.
     """
     at = names.index(first)
     chosen, slowly, badly = [first], [], []
