@@ -261,7 +261,9 @@ def _facts(request: Request) -> Mapping[str, str | float]:
         "reserved": float(request.size.total),
     }
     if request.capped:
-        facts["cap"] = float(request.size.output)
+        facts["cap"] = float(request.size.output // request.choices)  # of one choice: each may end at its own
     if request.stops:
         facts["stops"] = 1.0
+    if request.results:
+        facts["results"] = 1.0
     return facts

@@ -253,6 +253,7 @@ class Reception:
             choices=call.choices,
             capped=call.output_cap is not None,
             stops=call.stops,
+            results=call.results,
         )
 
     def _session(self, greeting: Greeting, call: Call) -> Session:

@@ -163,11 +163,12 @@ def test_callers_of_anthropics_api_carry_no_priority() -> None:
 
 
 def test_a_departure_says_what_may_make_its_answer_short() -> None:
-    """The cap that the caller named, and that it named words to stop at."""
+    """The cap that the caller named for each choice, that it named words to stop at, and that it brought results."""
     gate = Gate(engine("v", "vllm"))
-    assert not gate.depart(BODY).facts.keys() & {"cap", "stops"}
-    facts = gate.depart(BODY, capped=True, stops=True).facts
-    assert facts.keys() >= {"cap", "stops"}
+    assert not gate.depart(BODY).facts.keys() & {"cap", "stops", "results"}
+    asked = {"capped": True, "stops": True, "results": True, "choices": 4, "size": Size(10, 4000)}
+    facts = gate.depart(BODY, **asked).facts
+    assert (facts["cap"], facts["stops"], facts["results"]) == (1000.0, 1.0, 1.0)
 
 
 def test_an_order_ends_before_an_engine_that_is_full_for_the_lane() -> None:

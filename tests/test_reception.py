@@ -141,6 +141,15 @@ def test_words_that_end_an_answer_are_kept_in_mind(desk: Desk) -> None:
     assert [desk.request(chat(**more)).stops for more in ({}, {"stop": "x"})] == [False, True]
 
 
+def test_what_tools_answered_is_kept_in_mind() -> None:
+    """Since the answer may then be empty."""
+    desk = Desk(parse(CONFIG.replace("provider: openai", "provider: anthropic"), "test").policy())
+    told = [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "4"}]}]
+    requests = [desk.priced(body, "/v1/messages")[0] for body in (chat(messages=told), chat())]
+    desk.executor.shutdown()
+    assert [request.results for request in requests] == [True, False]
+
+
 def test_what_is_usual_never_makes_a_request_too_large(desk: Desk) -> None:
     """A small limit of the upstream or of the tenant is no reason to refuse who named no cap: it reserves less."""
     desk.learn(1_000_000)

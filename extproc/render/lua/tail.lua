@@ -291,6 +291,7 @@ local function begin(handle)
   if not route or not route.ticket then return nil end
   headers:remove("content-length")
   local state = { hide = route.hide_usage == true, dialect = route.dialect, cap = route.cap, stops = route.stops }
+  state.results = route.results
   state.responses, state.fresh = find(route.path or "", "^/v1/responses") ~= nil, true
   state.carry, state.sent, state.events, state.due, state.notes, state.told = "", 0, 0, 1, {}, {}
   return state
