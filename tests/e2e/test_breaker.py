@@ -57,7 +57,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, crowded: Upstream) -> Itera
     upstreams["engine"] = {"provider": "vllm", "url": url, "concurrency": 9, "breaker": QUICK}
     slowly = {"first_token_s": 0.4, "output_tokens_per_s": 100}
     upstreams["gentle"] = fake(folder, "gentle", breaker={**QUICK, "ramp_s": 4}, fake=slowly)
-    upstreams["embedder"] = fake(folder, "embedder")
+    upstreams["embedder"] = fake(folder, "embedder", models={"embedder": "embedder-own"})
     upstreams["sized"] = fake(folder, "sized", breaker={**QUICK, "cool_down_s": 60, "cool_down_max_s": 60})
     spare = [[name, name, "backup"] for name in ("gentle", "sized")]
     routes = [["gpt-5", *CHAIN], ["rented", "primary", "backup"], *([name, name] for name in upstreams)]
