@@ -36,6 +36,7 @@ from extproc.limiter import Limiter
 from extproc.pacing import Pacing
 from extproc.ports import Clock, Observer, Record
 from extproc.shared.memory import MemoryCapacity
+from extproc.sizes import may_teach
 
 __all__ = ["Admission"]
 
@@ -64,6 +65,7 @@ class Admission:
         observe = self.observe
         self.policy = policy
         self._calibrate = calibrate
+        self._firsts = {route.name: policy.upstreams[route.chain[0]] for route in policy.routes}
         self.breakers = Breakers(policy.upstreams.values(), clock, observe, chance)
         self._clock = clock
         self._epoch_offset = epoch_offset
@@ -173,7 +175,9 @@ class Admission:
             self.outputs.learn(request.tenant, request.model, each, capped=request.capped)
         if usage.input and self._calibrate and upstream in self.policy.upstreams:
             own = self.policy.upstreams[upstream].own_name(request.model)
-            self.calibration.learn((own, request.model), request.counted, usage.input)
+            first = self._firsts.get(request.route)
+            if first is None or may_teach(first, own, request.model):
+                self.calibration.learn((own, request.model), request.counted, usage.input)
 
 
 def _store(policy: Policy, known: Mapping[str, tuple[float, float]], now: float, epoch_offset: float) -> Store:

@@ -106,9 +106,14 @@ class Dispatch:
         request, now = flight.request, self._clock.time()
         flight.depart((first,), wants.prices, now)
         terms = self._terms[request.lane]
-        names = self._good(wants, first)
+        names = self._affordable(wants, first)
         flight.order = order = routing.order(
-            first, names, self._allows, lambda name: self._has_room(wants, name, terms), self._slow
+            first,
+            names,
+            self._allows,
+            lambda name: self._has_room(wants, name, terms),
+            self._slow,
+            lambda name: self._fits(name, wants.prompt),
         )
         flight.accounting = {name: self._policy.upstreams[name].accounting for name in order}
         rewrite = self._rewrite(request, order, document)
@@ -226,11 +231,6 @@ class Dispatch:
         first_token_s = self._first_token_s.get(request.route, self._timing.first_token_s)
         return first_token_s + request.size.input / self._timing.prompt_tokens_per_s
 
-    def _good(self, wants: Wants, first: str) -> tuple[str, ...]:
-        """`first`, and those that may be paid and answer such prompts well: a bad answer would not be tried anew."""
-        names = self._affordable(wants, first)
-        return tuple(name for name in names if name == first or self._fits(name, wants.prompt))
-
     def _affordable(self, wants: Wants, first: str) -> tuple[str, ...]:
         """Where it may go for money's sake, `first` included: what that costs it has been paid for."""
         if wants.costless is None:
@@ -261,7 +261,9 @@ def _facts(request: Request) -> Mapping[str, str | float]:
         "reserved": float(request.size.total),
     }
     if request.capped:
-        facts["cap"] = float(request.size.output)
+        facts["cap"] = float(request.size.output // request.choices)  # of one choice: each may end at its own
     if request.stops:
         facts["stops"] = 1.0
+    if request.results:
+        facts["results"] = 1.0
     return facts

@@ -366,7 +366,8 @@ class Flights:
             if usage.output and record.duration_s and complete:
                 generating = record.duration_s - flight.waited_s - (record.first_token_s or 0.0)
                 self._pace.learn_output(flight.request.model, generating, usage.output)
-        if client_gone or record.flags & (CUT - {STALLED}):  # a cut was already counted by its attempt record
+        flight.cut = bool(record.flags & (CUT - {STALLED}))
+        if client_gone or flight.cut:  # its attempt's record counts it, sooner or later
             self._time(flight, record)
             return
         outcome, cause, malformed = _verdict(record, self._provider(record.upstream))
@@ -493,7 +494,7 @@ class Flights:
         self._flights.pop(flight.request.ticket, None)
         if self._by_id.get(flight.request.id) is flight:
             del self._by_id[flight.request.id]
-            if flight.unheard > 0 and flight.request.id:
+            if flight.unheard + flight.cut > 0 and flight.request.id:
                 self._closed[flight.request.id] = flight
                 if len(self._closed) > MOST_CLOSED:
                     self._closed.popitem(last=False)

@@ -134,7 +134,7 @@ class Reception:
         route = self._route(call, greeting.caller)
         tenant, capped = greeting.caller.tenant, call.output_cap is not None
         usual = self._outputs.usual(tenant.name, call.model, capped=capped) * call.choices
-        counted = await self._count(call, route, usual)
+        counted = await self._count(call, route, usual, tenant.tpm)
         return self.offer(greeting, call, route, counted, usual, document.body if document else b"")
 
     def offer(
@@ -199,8 +199,8 @@ class Reception:
             raise Rejected(Reason.FORBIDDEN, f"this tenant may not use model {call.model[:100]!r}")
         return routing.route_of(self._policy, call.model)
 
-    async def _count(self, call: Call, route: Route, usual: int) -> Counted:
-        return await self._sizes.count(call, route.chain, usual)
+    async def _count(self, call: Call, route: Route, usual: int, tpm: int | None) -> Counted:
+        return await self._sizes.count(call, route.chain, usual, tpm)
 
     def _output(self, call: Call, inputs: Mapping[str, int], tenant: Tenant, usual: int) -> int:
         """What to reserve. An output that the client did not limit never makes a request too large that could fit.
@@ -253,6 +253,7 @@ class Reception:
             choices=call.choices,
             capped=call.output_cap is not None,
             stops=call.stops,
+            results=call.results,
         )
 
     def _session(self, greeting: Greeting, call: Call) -> Session:

@@ -365,6 +365,8 @@ async def test_in_each_form_there_must_be_something_in_the_answer(endpoint: Endp
         ("small", False, [(Endpoint.RESPONSES, "small"), (Endpoint.EMBEDDINGS, "e")], ("/v1/responses", "small")),
         ("small", True, [(Endpoint.RESPONSES, "small"), (Endpoint.CHAT, "big")], ("/v1/responses", "small")),
         ("small", False, [(Endpoint.EMBEDDINGS, "e")], ("/v1/embeddings", "e")),
+        ("small", False, [(Endpoint.CHAT, "big"), (Endpoint.EMBEDDINGS, "e")], ("/v1/chat/completions", "small")),
+        ("", False, [(Endpoint.CHAT, "big"), (Endpoint.EMBEDDINGS, "e")], ("/v1/embeddings", "e")),
         ("small", True, [(Endpoint.RESPONSES, "big"), (Endpoint.EMBEDDINGS, "e")], ("/v1/responses", "small")),
         ("small", True, [(Endpoint.EMBEDDINGS, "e")], ("/v1/embeddings", "small")),
         ("small", True, [(Endpoint.OTHER, "*")], ("/v1/chat/completions", "small")),
@@ -377,7 +379,7 @@ async def test_a_model_of_the_settings_is_asked_as_it_answers(
     forms: list[tuple[Endpoint, str]],
     asked: tuple[str, str],
 ) -> None:
-    """One that never answered, and is not meant for canaries, gives way to what did."""
+    """One that never answered, and is not meant for canaries, gives way where nothing generates."""
     listener = Listener()
     async with bench(listener) as at:
         is_target(at, model, own=own)

@@ -163,11 +163,12 @@ def test_callers_of_anthropics_api_carry_no_priority() -> None:
 
 
 def test_a_departure_says_what_may_make_its_answer_short() -> None:
-    """The cap that the caller named, and that it named words to stop at."""
+    """The cap that the caller named for each choice, that it named words to stop at, and that it brought results."""
     gate = Gate(engine("v", "vllm"))
-    assert not gate.depart(BODY).facts.keys() & {"cap", "stops"}
-    facts = gate.depart(BODY, capped=True, stops=True).facts
-    assert facts.keys() >= {"cap", "stops"}
+    assert not gate.depart(BODY).facts.keys() & {"cap", "stops", "results"}
+    asked = {"capped": True, "stops": True, "results": True, "choices": 4, "size": Size(10, 4000)}
+    facts = gate.depart(BODY, **asked).facts
+    assert (facts["cap"], facts["stops"], facts["results"]) == (1000.0, 1.0, 1.0)
 
 
 def test_an_order_ends_before_an_engine_that_is_full_for_the_lane() -> None:
@@ -232,11 +233,22 @@ def test_a_failover_goes_nowhere_that_its_dollars_do_not_allow(
     assert gate.depart(BODY, costless=costless).order == tuple(order)
 
 
-def test_a_failover_never_leads_to_who_answers_such_prompts_badly() -> None:
-    """An answer that is none would not be tried anew. Who was granted stays the first."""
+def test_who_answers_such_prompts_badly_is_asked_last() -> None:
+    """It may answer this one, and nobody would otherwise. Who was granted stays the first."""
     gate = Gate(*(engine(name, "vllm") for name in "abc"))
     gate.unfit = {"a", "b"}
-    assert gate.depart(BODY).order == ("a", "c")
+    assert gate.depart(BODY).order == ("a", "c", "b")
+
+
+def test_empty_answers_take_nobody_out_of_a_failover() -> None:
+    """A caller may have asked for them: whoever has nobody else is served all the same."""
+    gate = Gate(engine("a", "vllm"), engine("b", "vllm"))
+    gate.dispatch._fits = gate.breakers.fits
+    for i in range(5):
+        evidence = Evidence(f"r{i}", 60, malformed=True, model="m", hollow=True)
+        gate.breakers.record("b", Outcome.FAILURE, began=gate.clock.now, cause="empty", evidence=evidence)
+    assert not gate.breakers.fits("b", 60)
+    assert gate.depart(BODY).order == ("a", "b")
 
 
 def test_an_only_upstream_gets_a_second_attempt_while_the_budget_lasts() -> None:
@@ -396,9 +408,12 @@ def test_a_wait_is_forecast_once_a_second_for_a_whole_lane() -> None:
 
 
 def test_an_upstream_that_it_must_not_go_to_is_none_to_wait_for() -> None:
-    """Its dollars are spent, or it answers such prompts badly."""
-    gate = Gate(*map(resting, "abc", (50.0, 1.0, 1.0)))
+    """Its dollars are spent. One that answers such prompts badly is the last to go to, and counts."""
+    gate = Gate(*map(resting, "abc", (50.0, 9.0, 1.0)))
     gate.unfit = {"b"}
     gate.capacity.levels()["upstream/c/usd_day"] = Budget(9.0, used=9.0)
     departure = gate.depart(BODY, costless="ab")
+    assert (departure.order, departure.fail_retry_s) == (("a", "b"), 9)
+    gate.capacity.levels()["upstream/b/usd_day"] = Budget(9.0, used=9.0)
+    departure = gate.depart(BODY, costless="a")
     assert (departure.order, departure.fail_retry_s) == (("a",), 50)

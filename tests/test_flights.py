@@ -1205,6 +1205,29 @@ def test_a_request_is_known_by_failures_that_are_told_after_its_books_were_close
     play(scenario)
 
 
+def test_an_answer_that_was_cut_is_known_when_its_attempt_is_told_late() -> None:
+    """It was served, and its attempt has failed all the same; one whose attempt was told before need not be kept."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop)
+        cut = frozenset({"upstream_protocol_error"})
+        for name in "abb":
+            trip = await desk.take_off(name, fingerprint="body/1", stream=True)
+            await trip.final(name, 200, flags=cut)
+            await trip.land()
+            assert not desk.flights.unsettled
+            await trip.failed(name, 200, flags=cut)
+        assert standing(desk) == [1, 0]
+        kept = len(desk.flights._closed)
+        trip = await desk.take_off("a", stream=True)
+        await trip.failed("a", 200, flags=cut)
+        await trip.final("a", 200, flags=cut)
+        await trip.land()
+        assert len(desk.flights._closed) == kept
+
+    play(scenario)
+
+
 def test_of_requests_whose_failures_are_never_told_only_some_are_kept() -> None:
     """And none that was served at once, or whose every failure was told."""
 

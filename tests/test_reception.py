@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ upstreams:
 routes:
   - {models: [m, n], chain: [a], acknowledge_unowned: true}
   - {models: [k], chain: [pool]}
+  - {models: [gpt-5], chain: [a], acknowledge_unowned: true}
 tenants:
   default: {lanes: [P1]}
   team: {lanes: [P0, P1], weight: 3, vip: true}
@@ -55,11 +57,12 @@ class Desk:
         self.outputs = Outputs(policy.output_percentile, policy.default_output_tokens)
         self.served: set[tuple[str, str]] = set()
         self.executor = ThreadPoolExecutor(1)
+        self.calibration = tokens.Calibration()
         self.price_list = PriceList(policy.upstreams)
         self.reception = Reception(
             policy,
             Directory(policy.tenants, ("header:x-team",), reject_unknown=False),
-            tokens.Calibration(),
+            self.calibration,
             Affinity(),
             Pace(),
             self.outputs,
@@ -106,6 +109,17 @@ def chat(text: str = "hi", **more: Any) -> dict[str, Any]:
 # What is reserved.
 
 
+def test_what_others_taught_makes_no_prompt_too_large_for_its_tenant(desk: Desk) -> None:
+    """Where its own count is within what the tenant may use in a minute, it holds; elsewhere what was learned does."""
+    for _ in range(10):
+        desk.calibration.learn(("gpt-5", "gpt-5"), 1000, 2500)
+    asked = {**chat("word " * 600), "model": "gpt-5"}
+    small, default = desk.request(asked, x_team="small"), desk.request(asked)
+    assert small.size.input == small.counted == default.counted < 1000
+    assert small.size.total <= 1000
+    assert default.size.input == ceil(2.5 * default.counted)
+
+
 def test_without_a_cap_the_usual_answer_is_reserved(desk: Desk) -> None:
     """The prior first, then what the tenant's answers really are, times the choices."""
     assert desk.request(chat()).size.output == 512
@@ -125,6 +139,15 @@ def test_a_cap_is_reserved_whole(desk: Desk) -> None:
 def test_words_that_end_an_answer_are_kept_in_mind(desk: Desk) -> None:
     """Since it may then be empty."""
     assert [desk.request(chat(**more)).stops for more in ({}, {"stop": "x"})] == [False, True]
+
+
+def test_what_tools_answered_is_kept_in_mind() -> None:
+    """Since the answer may then be empty."""
+    desk = Desk(parse(CONFIG.replace("provider: openai", "provider: anthropic"), "test").policy())
+    told = [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "4"}]}]
+    requests = [desk.priced(body, "/v1/messages")[0] for body in (chat(messages=told), chat())]
+    desk.executor.shutdown()
+    assert [request.results for request in requests] == [True, False]
 
 
 def test_what_is_usual_never_makes_a_request_too_large(desk: Desk) -> None:

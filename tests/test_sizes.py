@@ -6,14 +6,18 @@ import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 import pytest
 
 from extproc import tokens
+from extproc.admission import Admission
+from extproc.core.flight import Flight
 from extproc.core.policy import Kind, Limit, Policy, Route, Upstream
-from extproc.core.request import Call, Dialect, Endpoint, Prompt
-from extproc.sizes import Counted, Sizes
+from extproc.core.request import Call, Dialect, Endpoint, Prompt, Usage
+from extproc.sizes import Counted, Sizes, may_teach
+from tests.doubles import HandClock, Observer, request
 
 MODEL = "gpt-5"
 WORDS = "The quick brown fox jumps over the lazy dog. "
@@ -93,13 +97,91 @@ def test_before_anything_is_learned_the_own_name_says_how_it_counts() -> None:
 
 def test_each_is_corrected_by_what_its_own_model_has_taught() -> None:
     """As counted by the public name; whatever it has taught of another public name is another matter."""
-    scales = Scales(("gpt-5", {}), ("claude-opus-4-5", {}), ("qwen3-32b", {}))
+    scales = Scales(("gpt-5", {}), ("claude-opus-4-5", {}), ("llama-2-70b", {}))
     plain = own(WORDS * 9, MODEL)
     scales.learn("claude-opus-4-5", 1.5)
-    scales.learn("qwen3-32b", 0.8, public="claude-sonnet-4-5")
-    assert scales.inputs(call(WORDS * 9)) == [plain, -(-plain * 3 // 2), own(WORDS * 9, "qwen3-32b")]
-    scales.learn("qwen3-32b", 2.0)
+    scales.learn("llama-2-70b", 0.8, public="claude-sonnet-4-5")
+    assert scales.inputs(call(WORDS * 9)) == [plain, -(-plain * 3 // 2), own(WORDS * 9, "llama-2-70b")]
+    scales.learn("llama-2-70b", 2.0)
     assert scales.inputs(call(WORDS * 9))[2] == 2 * plain
+
+
+def test_between_known_vocabularies_there_is_no_ratio() -> None:
+    """It would be one of scripts: digits taught it, and prose would be held to be three times as large. Nobody teaches
+    it, and what was taught all the same says nothing.
+    """
+    scales = Scales(("gpt-5", {}), ("qwen3-32b", {}), ("claude-opus-4-5", {}))
+    scales.learn("qwen3-32b", 2.9)
+    assert scales.inputs(call(WORDS * 9))[1] == own(WORDS * 9, "qwen3-32b")
+    upstreams = scales.sizes._upstreams
+    assert not may_teach(upstreams["u0"], "qwen3-32b", MODEL)
+    assert may_teach(upstreams["u0"], "claude-opus-4-5", MODEL)
+    assert may_teach(upstreams["u0"], "gpt-5", MODEL)
+    assert may_teach(upstreams["u1"], "qwen3-32b", MODEL)
+    assert not may_teach(upstreams["u1"], "gpt-5", MODEL)
+
+
+def test_only_who_reads_with_the_vocabulary_that_counted_teaches() -> None:
+    """Or whose own nobody published: an upstream that answers in another known one is not learned of."""
+    scales = Scales(("gpt-5", {}), ("qwen3-32b", {}), ("claude-opus-4-5", {}))
+    policy = Policy(scales.sizes._upstreams, (Route("r", ("*",), scales.chain),), {}, {})
+    admission = Admission(policy, HandClock(), Observer(), grace_s=5.0)
+    flight = Flight(request(model=MODEL, route="r", counted=100))
+    for name in scales.chain * 10:
+        admission._learn_size(flight, name, Usage(input=250), complete=False)
+    learned = [admission.calibration.learned((own, MODEL)) for own in ("gpt-5", "qwen3-32b", "claude-opus-4-5")]
+    assert learned == [pytest.approx(2.5), None, pytest.approx(2.5)]
+
+
+@pytest.mark.parametrize("text", [WORDS * 9, DIGITS, ARMENIAN * 20])
+def test_a_prompt_is_counted_with_the_vocabulary_of_who_reads_it_first(text: str) -> None:
+    """Where that is known, whatever callers call it; those behind it are held against their own as ever."""
+    scales, counting = Scales(("qwen3-32b", {}), ("gpt-5", {})), Counting()
+    asked = call(text)
+    assert scales.inputs(asked)[0] == own(text, "qwen3-32b")
+    assert scales.counted(asked) == Counted(own(text, "qwen3-32b"), by="qwen3-32b")
+    scales.learn("qwen3-32b", 1.5)
+    assert scales.inputs(asked)[0] == ceil(own(text, "qwen3-32b") * 1.5)
+    edge = Scales(("qwen3-32b", {}), ("gpt-5", window(own(text, MODEL) + 1)), executor=counting)
+    assert edge.inputs(replace(asked, output_cap=1)) == [own(text, "qwen3-32b"), own(text, MODEL)]
+    unnamed = Scales(("prod5", {}), ("qwen3-32b", {}))
+    assert unnamed.counted(asked) == Counted(own(text, MODEL))
+
+
+@pytest.mark.parametrize(
+    ("chain", "taught"),
+    [(["gpt-5"], "gpt-5"), (["prod5"], "prod5"), (["qwen3-32b"], "qwen3-32b"), (["gpt-5", "prod5"], "gpt-5")],
+)
+@pytest.mark.parametrize("cap", [None, 10])
+def test_a_ratio_alone_keeps_nobody_out_whose_own_count_would_fit(
+    chain: list[str], taught: str, cap: int | None
+) -> None:
+    """What others' prompts have taught, be it of pictures or of hidden instructions, is no reason to refuse this one:
+    neither at a window, a limit, nor at what its tenant may use. As far as the ratio lets it in, it holds.
+    """
+    read_as = MODEL if chain == ["prod5"] else chain[0]
+    plain = own(WORDS * 9, read_as)
+    for rules, tpm in (
+        (window(plain + 60), None),
+        ({"limits": (Limit("*", Kind.INPUT, plain, 1),)}, None),
+        ({}, plain + 60),
+    ):
+        scales = Scales(*((name, rules) for name in chain))
+        scales.learn(taught, 2.0)
+        asked = call(WORDS * 9, output_cap=cap)
+        counted = asyncio.run(scales.sizes.count(asked, scales.chain, 100, tpm))
+        assert list(scales.sizes.inputs(asked, scales.chain, counted).values()) == [plain] * len(chain)
+        wide = asyncio.run(scales.sizes.count(call(WORDS), scales.chain, 1, tpm))
+        assert set(scales.sizes.inputs(call(WORDS), scales.chain, wide).values()) == {2 * own(WORDS, read_as)}
+
+
+def test_what_does_not_fit_by_its_own_count_is_as_large_as_the_ratio_says() -> None:
+    """And where nobody published the vocabulary, the ratio is all that is known."""
+    plain = own(WORDS * 9, MODEL)
+    scales = Scales(("gpt-5", window(plain)), ("claude-opus-4-5", window(2 * plain)))
+    scales.learn("gpt-5", 1.5)
+    scales.learn("claude-opus-4-5", 2.5)
+    assert scales.inputs(call(WORDS * 9, output_cap=1)) == [ceil(1.5 * plain), ceil(2.5 * plain)]
 
 
 def test_what_the_first_has_learned_holds_for_who_counts_alike() -> None:
@@ -153,9 +235,10 @@ def test_a_script_that_not_everyone_knows_is_counted_anew_from_further_away() ->
 
 
 def test_what_is_learned_spares_the_count() -> None:
-    """And holds instead of it."""
-    scales = Scales(("gpt-5", {}), ("qwen3-32b", window(300)))
-    scales.learn("qwen3-32b", 2.0)
+    """And holds instead of it, where the vocabulary that counts is none of its own."""
+    scales = Scales(("gpt-5", {}), ("llama-2-70b", window(300)))
+    assert scales.counted(call(DIGITS, output_cap=1)).anew
+    scales.learn("llama-2-70b", 2.0)
     assert scales.counted(call(DIGITS, output_cap=1)).anew == {}
     assert scales.inputs(call(DIGITS, output_cap=1)) == [107, 214]
 

@@ -87,7 +87,7 @@ class Call:
     wants_usage: the client itself asked for usage in its stream.
     state: an id of state that binds to one account (`previous_response_id`, `conversation`), or None.
     sessions: session ids found in the body, best first. needs: what not every upstream can do. stops: the client named
-    words at which the answer is to end.
+    words at which the answer is to end. results: its last message brings what tools answered.
     """
 
     endpoint: Endpoint
@@ -101,6 +101,7 @@ class Call:
     sessions: tuple[str, ...] = ()
     needs: frozenset[Ability] = frozenset()
     stops: bool = False
+    results: bool = False
 
 
 @value
@@ -141,8 +142,8 @@ class Request:
     weight, vip: its tenant's standing inside the lane. fingerprint: equal for a request and its retries, empty when it
     cannot be told. retries: how often its client has sent it before. fresh: its session was never served. observed: it
     is decided upon, but neither held nor refused. choices: answers asked for. capped: the client itself limits output.
-    stops: it named words at which the answer ends. size: at the first upstream that could serve it; sizes: at those
-    whose tokenizers count otherwise.
+    stops: it named words at which the answer ends. results: its last message brings what tools
+    answered. size: at the first upstream that could serve it; sizes: at those whose tokenizers count otherwise.
     """
 
     id: str
@@ -169,6 +170,7 @@ class Request:
     choices: int = 1
     capped: bool = False
     stops: bool = False
+    results: bool = False
     sizes: Mapping[str, Size] = field(default_factory=dict, hash=False)
 
     def size_at(self, upstream: str) -> Size:

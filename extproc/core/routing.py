@@ -6,7 +6,7 @@ per-minute limits, pinned state). At every dispatch: who may be asked now (`affo
 first choice (`order`: only upstreams that have room now, since the router will not ask again).
 
 Slow beats refused: an upstream that is kept away merely because its first tokens are late is asked when nobody else of
-the chain may be, and stands behind all others of an order. A breaker knows one upstream and cannot know that.
+the chain may be, and stands behind all healthy ones of an order. A breaker knows one upstream and cannot know that.
 
 Deliberately not here: breakers themselves, and how an order reaches Envoy.
 """
@@ -116,7 +116,7 @@ def fitting(policy: Policy, inputs: Mapping[str, int], output: int, model: str =
 
 def holds(upstream: Upstream, model: str, size: Size) -> bool:
     """Whether its context window and every limit of `model` that is kept could ever take `size`."""
-    if size.total <= _surely_held(upstream, model):
+    if size.total <= surely_held(upstream, model):
         return True
     if upstream.window is not None and size.total > upstream.window:
         return False
@@ -189,22 +189,28 @@ def order(
     allows: Callable[[str], bool],
     has_room: Callable[[str], bool],
     slow: Callable[[str], bool] = lambda _: False,
+    fits: Callable[[str], bool] = lambda _: True,
 ) -> tuple[str, ...]:
-    """`first`, then those behind it in the chain, those before it, and those that are merely slow.
+    """`first`, then those behind it in the chain, those before it, those that are merely slow, and the unfit.
 
-    It ends before the first of them without room, so that a failover never lands on a full upstream.
+    fits: whether an upstream answers such prompts well; a bad answer is better than nobody's. It ends before the first
+    of them without room, so that a failover never lands on a full upstream.
     """
     at = names.index(first)
-    chosen, last = [first], []
+    chosen, slowly, badly = [first], [], []
     for name in (*names[at + 1 :], *names[:at]):
-        if not allows(name):
-            if slow(name):
-                last.append(name)
+        allowed = allows(name)
+        if not allowed and not slow(name):
+            continue
+        if not fits(name):
+            badly.append(name)
+        elif not allowed:
+            slowly.append(name)
         elif has_room(name):
             chosen.append(name)
         else:
             return tuple(chosen)
-    return (*chosen, *takewhile(has_room, last))
+    return (*chosen, *takewhile(has_room, (*slowly, *badly)))
 
 
 def priorities(
@@ -273,7 +279,7 @@ def _output_room(upstream: Upstream, model: str, prompt: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _surely_held(upstream: Upstream, model: str) -> float:
+def surely_held(upstream: Upstream, model: str) -> float:
     """Tokens up to which any request fits, whatever they are of."""
     limits = (limit.per_minute for limit in _enforced(upstream, model) if limit.kind is not Kind.REQUESTS)
     return min((inf if upstream.window is None else upstream.window, *limits))

@@ -40,7 +40,14 @@ def read_anthropic(endpoint: Endpoint, body: Body) -> Call:
         sessions=named_in_body(values),
         needs=needs(tally, values, _SCHEMAS),
         stops=generates and names_stops(values),
+        results=generates and _brings_results(values["messages"]),
     )
+
+
+def _brings_results(messages: list[dict[str, Any]]) -> bool:
+    """Tell whether the last message has what a tool answered; the model may have nothing to add to that."""
+    last = messages[-1].get("content")
+    return isinstance(last, list) and any(isinstance(p, dict) and p.get("type") == "tool_result" for p in last)
 
 
 def _messages(tally: Tally, values: dict[str, Any]) -> None:

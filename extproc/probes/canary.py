@@ -6,8 +6,8 @@ engine is asked for its `/health` first, where it has one, because a dead one ne
 canary costs is charged to the upstream's buckets and dollars like anything else, and booked apart: nobody asked for it.
 
 Not every upstream chats. So it is asked in the form, endpoint and model, in which it last answered well (`FORMS` has
-those that can be asked cheaply): the settings' model as that one did; where it never answered, what did. A model that
-is meant for canaries alone never does: it is asked as those that generate are. Before anything was answered, it chats.
+those that can be asked cheaply): the settings' model as that one did; where it never answered, as those that generate
+do. Where none does, what answered is asked, but for a model that is meant for canaries. Before anything did, it chats.
 Who says that this is the wrong endpoint, or not one for this model, has read the question, too: it serves.
 
 A canary that is told of our credit or our key sends the upstream to rest for long.
@@ -224,11 +224,11 @@ class Canary:
         form = next((form for form, model in latest if model == target.model), None)
         if form is not None:
             return Question(upstream, form, target.model)
-        if latest and not target.own:
+        form = next((form for form, _ in latest if form.generates), None)
+        if latest and (not target.model or (form is None and not target.own)):
             return Question(upstream, *latest[0])
-        forms = [form for form, _ in latest]
         usual = Endpoint.CHAT if Dialect.OPENAI in upstream.dialects else Endpoint.MESSAGES
-        form = next((form for form in forms if form.generates), forms[0] if forms else usual)
+        form = form or (latest[0][0] if latest else usual)
         return Question(upstream, form, target.model or upstream.own_name(ANY_MODEL))
 
     async def _call(self, session: aiohttp.ClientSession, question: Question) -> Finding:

@@ -452,7 +452,7 @@ class UpstreamSettings(Purse):
     """What its models cannot do; requests that need it go elsewhere."""
     accounting: core.Accounting | None = None
     canary_model: str | None = None
-    """Cheapest model for health calls (its own name); else that of the last good answer, else the first of `models`."""
+    """Cheapest model for health calls (its own name); else the first of `models`, else that of the last good answer."""
     connect_timeout_s: Seconds = 2.0
     breaker: BreakerSettings = BreakerSettings()
     hold_headers: bool = False

@@ -246,8 +246,8 @@ class Gateway:
 class _Reception(Reception):
     """Takes the length of a prompt from the job, instead of reading it."""
 
-    async def _count(self, call: Call, route: Route, usual: int) -> Counted:
-        del route, usual
+    async def _count(self, call: Call, route: Route, usual: int, tpm: int | None) -> Counted:
+        del route, usual, tpm
         return Counted(int(call.prompt.texts[0].rpartition(":")[2]))
 
 

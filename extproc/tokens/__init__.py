@@ -3,18 +3,20 @@
 Pure but for loading vocabularies from installed packages. Nothing here touches the network.
 """
 
-from extproc.tokens.calibration import Calibration
-from extproc.tokens.encodings import Encoding, encoding_for, encoding_of
+from extproc.tokens.calibration import MOST, Calibration
+from extproc.tokens.encodings import Encoding, encoding_for, encoding_of, measured_as
 from extproc.tokens.estimate import estimate, is_long, recounted, spread
 from extproc.tokens.vocabulary import preload
 
 __all__ = [
+    "MOST",
     "Calibration",
     "Encoding",
     "encoding_for",
     "encoding_of",
     "estimate",
     "is_long",
+    "measured_as",
     "preload",
     "recounted",
     "spread",

@@ -295,6 +295,35 @@ def test_the_order_ends_before_a_full_upstream(first: str, sick: str, full: str,
 
 
 @pytest.mark.parametrize(
+    ("first", "sick", "slow", "unfit", "full", "expected"),
+    [
+        ("a", "", "", "b", "", "acdb"),
+        ("a", "", "", "bc", "", "adbc"),
+        ("a", "", "", "a", "", "abcd"),
+        ("a", "", "", "b", "b", "acd"),
+        ("a", "", "", "bd", "b", "ac"),
+        ("a", "", "", "b", "c", "a"),
+        ("a", "b", "", "b", "", "acd"),
+        ("a", "c", "c", "b", "", "adcb"),
+        ("a", "b", "b", "b", "", "acdb"),
+    ],
+)
+def test_whom_it_does_not_fit_is_the_last(
+    first: str, sick: str, slow: str, unfit: str, full: str, expected: str
+) -> None:
+    """Behind those that are merely slow; and as everybody it needs room."""
+    found = order(
+        first,
+        "abcd",
+        lambda name: name not in sick,
+        lambda name: name not in full,
+        lambda name: name in slow,
+        lambda name: name not in unfit,
+    )
+    assert "".join(found) == expected
+
+
+@pytest.mark.parametrize(
     ("first", "sick", "slow", "full", "expected"),
     [
         ("b", "a", "a", "", "bca"),

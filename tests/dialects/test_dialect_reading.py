@@ -238,6 +238,24 @@ class TestMembers:
         assert call(Endpoint.MESSAGES, messages=HELLO, **members).stops is stops
         assert call(Endpoint.EMBEDDINGS, input="a", **members).stops is False
 
+    @pytest.mark.parametrize(
+        ("content", "results"),
+        [
+            ("a", False),
+            ([], False),
+            ([{"type": "text", "text": "tool_result"}], False),
+            ([{"type": "tool_result", "tool_use_id": "t", "content": "4"}], True),
+            ([{"type": "tool_result", "tool_use_id": "t"}, {"type": "text", "text": "go on"}], True),
+            (["a", {"type": "tool_result", "tool_use_id": "t"}], True),
+        ],
+    )
+    def test_what_tools_answered_is_seen_in_the_last_message(self, content, results):
+        """Not in an earlier one, nor where nothing is generated."""
+        asked = [{"role": "user", "content": content}]
+        assert call(Endpoint.MESSAGES, messages=[*HELLO, *asked]).results is results
+        assert call(Endpoint.MESSAGES, messages=[*asked, *HELLO]).results is False
+        assert call(Endpoint.COUNT_TOKENS, messages=asked).results is False
+
     def test_embeddings_and_counting_reserve_no_output(self):
         """What generates nothing has no cap, whatever the body says."""
         assert call(Endpoint.EMBEDDINGS, input="a", max_tokens=9).output_cap is None

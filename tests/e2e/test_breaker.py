@@ -7,6 +7,7 @@ canaries, too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import time
@@ -56,7 +57,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, crowded: Upstream) -> Itera
     upstreams["engine"] = {"provider": "vllm", "url": url, "concurrency": 9, "breaker": QUICK}
     slowly = {"first_token_s": 0.4, "output_tokens_per_s": 100}
     upstreams["gentle"] = fake(folder, "gentle", breaker={**QUICK, "ramp_s": 4}, fake=slowly)
-    upstreams["embedder"] = fake(folder, "embedder")
+    upstreams["embedder"] = fake(folder, "embedder", models={"embedder": "embedder-own"})
     upstreams["sized"] = fake(folder, "sized", breaker={**QUICK, "cool_down_s": 60, "cool_down_max_s": 60})
     spare = [[name, name, "backup"] for name in ("gentle", "sized")]
     routes = [["gpt-5", *CHAIN], ["rented", "primary", "backup"], *([name, name] for name in upstreams)]
@@ -205,6 +206,24 @@ def test_a_prompt_that_fails_everywhere_opens_no_breaker(stack: Stack) -> None:
         post(stack, "500", chat(f"other {i}"))
         books_balance(stack)
     until(lambda: opened(stack))
+
+
+@pytest.mark.parametrize("fault", ["silence", "early-end", "cut", "error-later;flat"])
+def test_a_prompt_that_breaks_every_stream_opens_one_breaker_at_most(stack: Stack, fault: str) -> None:
+    """Whether it is silence, which goes through the whole chain at once, or comes when it is too late for others: then
+    the next upstream is asked when the first rests.
+    """
+    for _ in range(60):
+        if len(seen(stack, "backup")) >= 5:
+            break
+        with contextlib.suppress(httpx.RemoteProtocolError):
+            post(stack, f"{fault}!", chat(f"poison {fault}", stream=True))
+        books_balance(stack)
+    assert len(seen(stack, "backup")) >= 5
+    assert opened(stack) == (fault != "silence")
+    assert blameless(stack, "backup", "local")
+    assert not opened(stack, "backup")
+    assert not opened(stack, "local")
 
 
 def test_a_request_that_fails_twice_at_an_only_upstream_counts_once(stack: Stack, crowded: Upstream) -> None:
@@ -632,6 +651,16 @@ def test_one_that_only_embeds_returns(stack: Stack) -> None:
         assert [one["path"] for one in seen(stack, "embedder")].count(CHAT) == 1
     finally:
         tell(stack, "embedder", embeds_only=False)
+
+
+def test_a_silent_upstream_is_seen_by_json_callers_with_deadlines(stack: Stack) -> None:
+    """They gave it much more than it usually takes: three of them open it, and the next is served by the backup."""
+    for i in range(3):
+        assert not opened(stack)
+        answer = post(stack, "silence", chat(f"quiet {i}"), x_request_timeout_ms="4000")
+        assert (answer.status_code, answer.headers["x-tidegate-reason"]) == (504, "deadline_passed")
+        books_balance(stack)
+    until(lambda: opened(stack))
 
 
 async def test_results_of_the_time_before_are_ignored(stack: Stack) -> None:

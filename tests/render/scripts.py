@@ -54,6 +54,7 @@ class Tail(Script):
             route = {"ticket": "t", "dialect": stream.dialect, "hide_usage": stream.hide, "path": stream.path}
             route |= {} if stream.cap is None else {"cap": stream.cap}
             route |= {"stops": 1.0} if stream.stops else {}
+            route |= {"results": 1.0} if stream.results else {}
         names = {":status": "200", "content-type": "text/event-stream", **(headers or {})}
         sent, tail, writes, logged, left = self.call("run", names, route, stream.chunks, ending)
         return Ran(list(sent.values()), _words(tail), writes, list(logged.values()), {key.decode() for key in left})
@@ -126,6 +127,7 @@ class Attempt(Script):
         path: str = CHAT,
         cap: int | None = None,
         stops: bool = False,
+        results: bool = False,
         again: bool = False,
     ) -> Answered:
         """Read an answer. then: those that come after it in the order. again: it may be asked a second time."""
@@ -137,6 +139,8 @@ class Attempt(Script):
             route["cap"] = float(cap)
         if stops:
             route["stops"] = 1.0
+        if results:
+            route["results"] = 1.0
         table = self.value(names)
         written = self.lua.globals()[b"attempt"](self.respond, table, self.value(route), body)
         left = {key.decode(): value.decode() for key, value in table.items()}

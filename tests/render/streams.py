@@ -49,6 +49,8 @@ class Stream:
     path: str = "/v1/chat/completions"
     stops: bool = False
     """The caller named words at which the answer ends."""
+    results: bool = False
+    """The last message brought what tools answered."""
 
 
 def make(chance: random.Random) -> Stream:
@@ -72,6 +74,7 @@ def make(chance: random.Random) -> Stream:
     stream.path = PATHS[kind]
     stream.cap = chance.choice([None, 10, 100, 10_000])
     stream.stops = chance.random() < 0.3
+    stream.results = chance.random() < 0.3
     stream.chunks = _cut(chance, data)
     return stream
 
@@ -348,7 +351,8 @@ class Reference:
 
     def _fault(self) -> str | None:
         finish, out = self.notes.get("finish"), self.notes.get("out")
-        ends = (None,) if self.stream.stops else (None, "stop", "end_turn", "completed")
+        ends = {None} if self.stream.stops else {None, "stop", "end_turn", "completed"}
+        ends -= {"end_turn"} if self.stream.results else set()
         if not self.says and finish in ends and not self.notes.get("reasoning"):
             return "empty"
         capped = finish in ("length", "max_tokens", "max_output_tokens") and self.stream.cap and out is not None

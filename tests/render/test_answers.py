@@ -105,6 +105,18 @@ def test_an_answer_may_stop_before_its_first_word(here: Attempt, answer: Data, b
     assert (last.status, last.notes.get("bad"), last.notes["done"]) == (200, bad, "1")
 
 
+@pytest.mark.parametrize(
+    ("answer", "bad"),
+    [(claude(), None), (chat(content=""), "empty"), (response(), "empty"), ({"choices": []}, "empty")],
+)
+def test_claude_may_have_nothing_to_add_to_what_tools_answered(here: Attempt, answer: Data, bad: str | None) -> None:
+    """It says that its turn has ended; that is asked for once. Others have no such habit."""
+    got = here.run(json.dumps(answer).encode(), then=["wide"], results=True)
+    assert (got.passed, got.error) == (not bad, ("malformed", "empty") if bad else ("", ""))
+    last = here.run(json.dumps(answer).encode(), results=True)
+    assert (last.status, last.notes.get("bad"), last.notes["done"]) == (200, bad, "1")
+
+
 @pytest.mark.parametrize("finish", ["error", "abort", "insufficient_system_resource", "network_error"])
 def test_an_answer_that_says_it_was_broken_off_is_asked_for_elsewhere(here: Attempt, finish: str) -> None:
     """However much of it there is; the last one's is passed on with its own word for it."""

@@ -248,6 +248,17 @@ def test_a_stream_may_stop_before_its_first_word(tail: Tail, chunks: list[bytes]
     assert tail.run(asked).notes["bad"] == "empty"
 
 
+def test_claude_may_have_nothing_to_add_to_what_tools_answered(tail: Tail) -> None:
+    """Where it says that its turn has ended."""
+    chunks = [named("message_start", message={"content": []}), END_TURN, named("message_stop")]
+    asked = Stream("anthropic", hide=False, data=b"", chunks=chunks, results=True)
+    assert "bad" not in tail.run(asked).notes
+    asked.results = False
+    assert tail.run(asked).notes["bad"] == "empty"
+    asked.results, asked.chunks = True, [ROLE, STOP, DONE]
+    assert tail.run(asked).notes["bad"] == "empty"
+
+
 def test_a_stream_that_says_it_was_broken_off_is_noted(tail: Tail) -> None:
     for finish in ("error", "abort", "insufficient_system_resource"):
         ran = tail.run(text(WORD, chat(finish_reason=finish), DONE))

@@ -72,13 +72,19 @@ local function event_says(s, at)
   return find(kind, "^response%.") ~= nil and filled(s, at.delta)
 end
 
--- What is wrong with an answer that has its end and reports no error: "broken", "empty", "short", or nil. `asked`: what the caller
--- named, if anything: `cap` output tokens at most, and `stops`, words at which the answer ends. Those may be the first
--- that the model would say; but then it says that it stopped.
+-- Whether an answer that says nothing may be whole, as it says that it stopped: a word at which it was to end (`stops`)
+-- may be the first of it, and Claude may have nothing to add to what tools answered (`results`).
+local function may_say_nothing(finish, asked)
+  return asked.stops ~= nil or (asked.results ~= nil and finish == "end_turn")
+end
+
+-- What is wrong with an answer that has its end and reports no error: "broken", "empty", "short", or nil. `asked`: what
+-- the caller did: it named `cap`, the most output tokens of one choice, or `stops`, or brought `results`.
 local function fault_of(notes, says, asked)
   if BROKEN[notes.finish] then return "broken" end
   local silent = not says and (notes.reasoning or 0) == 0
-  if silent and (not notes.finish or (STOPS[notes.finish] and not asked.stops)) then return "empty" end
+  local hollow = not notes.finish or (STOPS[notes.finish] and not may_say_nothing(notes.finish, asked))
+  if silent and hollow then return "empty" end
   local out, cap = notes.out, asked.cap
   if CAPPED[notes.finish] and cap and out and out < SMALLEST_CAP and out * 2 < cap then return "short" end
   return nil

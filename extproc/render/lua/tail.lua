@@ -52,8 +52,8 @@ local function dull(s)
   )
 end
 
--- The data lines of an event as one text, or nil. Gemini's errors come as bare JSON in place of an event: then that, and
--- true.
+-- The data lines of an event as one text, or nil. Gemini's errors come as bare JSON in place of an event: then that,
+-- and true.
 local function payload(event)
   local data
   for line in string.gmatch(event, "[^\r\n]+") do
@@ -92,8 +92,8 @@ local function note_event(s, at, notes, named)
   return error
 end
 
--- Whether a caller's SDK raises the error in the event with members `at`. OpenAI's looks for its member `error` alone, or
--- hands the event on in the Responses API; Anthropic's for the event's name.
+-- Whether a caller's SDK raises the error in the event with members `at`. OpenAI's looks for its member `error` alone,
+-- or hands the event on in the Responses API; Anthropic's for the event's name.
 local function is_raised(state, s, at, named)
   if state.dialect == "anthropic" then return named end
   if state.dialect ~= "openai" or object(s, at.error) or word(s, at.error) or at.response then return true end
@@ -113,8 +113,8 @@ local function about_us(error)
 end
 
 -- Notes what an event says, and returns what may not go on of it: "usage" where it is the chunk that has usage and
--- nothing else, "error" where it speaks of our account or is one that the client would not raise, "torn" where it is not there
--- to its end; else nil. `ended`: the event is whole, so that it has to be JSON.
+-- nothing else, "error" where it speaks of our account or is one that the client would not raise, "torn" where it is
+-- not there to its end; else nil. `ended`: the event is whole, so that it has to be JSON.
 local function read(state, event, ended)
   local s, bare = payload(event)
   local notes, named = state.notes, is_named_error(event)
@@ -221,8 +221,8 @@ local function all_dull(state, chunk)
   return true
 end
 
--- The start of a stream without the mark of its byte order, behind which clients read past the first event; nil where it
--- is held because it may be half of that.
+-- The start of a stream without the mark of its byte order, behind which clients read past the first event; nil where
+-- it is held because it may be half of that.
 local function begun(state, chunk)
   local s = state.carry .. chunk
   state.fresh = #s < #MARK and sub(MARK, 1, #s) == s
@@ -291,6 +291,7 @@ local function begin(handle)
   if not route or not route.ticket then return nil end
   headers:remove("content-length")
   local state = { hide = route.hide_usage == true, dialect = route.dialect, cap = route.cap, stops = route.stops }
+  state.results = route.results
   state.responses, state.fresh = find(route.path or "", "^/v1/responses") ~= nil, true
   state.carry, state.sent, state.events, state.due, state.notes, state.told = "", 0, 0, 1, {}, {}
   return state
