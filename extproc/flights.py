@@ -385,7 +385,7 @@ class Flights:
             outcome = Outcome.IGNORED
         if flight is not None and outcome in (Outcome.FAILURE, Outcome.CREDENTIAL):
             outcome = self._of_the_request(record.upstream, record.status, record.error, outcome, flight.request)
-        malformed = record.error.startswith(MALFORMED)
+        malformed = _is_none(record.error)
         if flight is not None and outcome is Outcome.FAILURE and self._fails_anywhere(record, flight.request):
             outcome, malformed = Outcome.IGNORED, False
         what = record.error or ", ".join(sorted(record.flags)) or "no answer"
@@ -556,9 +556,14 @@ def _is_news(flight: Flight, record: Record) -> bool:
     return True
 
 
+def _is_none(error: str) -> bool:
+    """Whether these are the words for an answer that is none, and not a provider's own (`malformed_request`)."""
+    return error.partition("/")[0] == MALFORMED
+
+
 def _refund(record: Record) -> Refund:
     """What comes back after a failed attempt. A whole answer that was none, and was not passed on, is paid for."""
-    if record.error.startswith(MALFORMED):
+    if _is_none(record.error):
         return Refund.KEPT
     return Refund.UNSENT if record.flags & UNSENT else Refund.INPUT_KEPT if record.flags & CUT else Refund.ALL
 
@@ -582,7 +587,7 @@ def _way(record: Record) -> str:
     if record.flags & CUT:
         return SILENT if record.flags & WAITED else CUT_OFF
     error = record.error or str(record.tail.get("error", ""))
-    if record.tail.get("bad") or error.startswith(MALFORMED):
+    if record.tail.get("bad") or _is_none(error):
         return MALFORMED
     begun, code = record.status < 400, error.partition("/")[2]  # noqa: PLR2004 - HTTP
     if begun and not error:
@@ -603,7 +608,7 @@ def _outcome(record: Record, provider: str) -> Outcome:
 def _verdict(record: Record, provider: str) -> tuple[Outcome, str, bool]:
     """What an answer under 200 says about its upstream, why, and whether it is none."""
     error, bad = str(record.tail.get("error", "")), record.tail.get("bad")
-    if bad or error.startswith(MALFORMED):
+    if bad or _is_none(error):
         return Outcome.FAILURE, f"answer is none: {bad or error}", True
     if error:
         return _meaning(provider, record.status, error), f"answer with error {error}", False

@@ -888,6 +888,26 @@ def test_what_a_failed_attempt_says_about_its_upstream(record: dict[str, Any], s
     play(scenario)
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "kept"), [(400, "malformed_request/-", 0.0), (503, "malformed/json", 100.0)]
+)
+def test_only_an_answer_that_is_none_is_paid_and_not_what_a_provider_refuses_in_such_words(
+    kind: type[Ledger], status: int, error: str, kept: float
+) -> None:
+    """A type of error of its own may begin alike."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("ab")
+        await trip.failed("a", status, error=error)
+        assert desk.held().get("upstream/a/m/total", 0.0) == kept
+        await trip.final("b", tail=DONE)
+        await trip.land()
+        assert desk.observer.of(AttemptFailed)[0].charged is (kept > 0)
+
+    play(scenario)
+
+
 def test_a_missing_model_that_only_its_caller_named_says_nothing() -> None:
     """Or whoever asks for what does not exist would close an engine to everybody."""
 

@@ -60,12 +60,11 @@ class Flight:
     seconds that each attempt gets, and all of them together where the answer comes as a whole; limit_s: what it would
     get if its caller set no limit; first_token_s: what of that is the first token's. again: its only upstream may be
     asked a second time; tried: it was. used: tokens that it really used, once that is settled. cost: dollars that it
-    has cost so far; None as long as no price was known. timed: how long its first token took was told. cut: its
-    answer broke off, which its attempt tells, too. blamed: what was told against upstreams: each, and which breaker's
-    outcome. at, came: where it is, empty for nowhere, and since
-    when. taken: when what it needs was first taken at each upstream, but for those that were learned of by their
-    answer. lent: since when it has a second attempt that nobody was told of whether it is used. Before `depart` only
-    `cancel` changes anything.
+    has cost so far; None as long as no price was known. timed: how long its first token took was told. cut: its answer
+    broke off, which its attempt tells, too. blamed: what was told against upstreams: each, and which breaker's outcome.
+    at, came: where it is, empty for nowhere, and since when. taken: when what it needs was first taken at each
+    upstream, but for those that were learned of by their answer. lent: since when it has a second attempt of which it
+    is not yet known whether it is used. Before `depart` only `cancel` changes anything.
     """
 
     request: Request
