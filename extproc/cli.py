@@ -366,6 +366,31 @@ def simulate(
     raise typer.Exit(run(options, html=html, json_file=json_file))
 
 
+@app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(help="The config that runs.")],
+    new: Annotated[Path, typer.Argument(help="The config that is to run.")],
+    *,
+    trace: Annotated[
+        Path | None, typer.Option(help="CSV, as for simulate: what would have come of it under each.")
+    ] = None,
+    load_: Annotated[str, typer.Option("--load", help="Times what the old config's upstreams can take.")] = "1",
+    requests: Annotated[int | None, typer.Option(min=2, help="So many of the trace at most.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model that is asked for; the old config's first.")] = None,
+    seed: int = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = os.cpu_count() or 1,
+) -> None:
+    """Print what would change, setting by setting: live, or what else it needs; with a trace, what would come of it."""
+    from extproc.sim.compare import Options  # noqa: PLC0415
+    from extproc.sim.difference import run  # noqa: PLC0415
+
+    before, after = load(old), load(new)
+    options = Options(
+        settings=before, trace=trace, requests=requests, loads=_loads(load_), model=model, seed=seed, workers=jobs
+    )
+    raise typer.Exit(run(options, before, after))
+
+
 def _headers(lines: list[str]) -> dict[str, str]:
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     if any(not name or not value or not (name + value).isprintable() for name, value in headers.items()):

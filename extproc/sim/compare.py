@@ -31,7 +31,7 @@ from extproc.sim.run import Setup, simulate, slos_of
 from extproc.sim.scenario import Burst, Scenario
 from extproc.sim.traffic import Job, Mixes
 
-__all__ = ["Comparison", "Options", "compare"]
+__all__ = ["Comparison", "Options", "Prepared", "compare", "play_all", "prepare"]
 
 RARELY = 200_000
 TYPICAL = 400
@@ -75,11 +75,34 @@ class Comparison:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Simulations to play, loads in order and policies in order within each; the rest as in `Comparison`."""
+
+    setups: Sequence[Setup]
+    capacity_rps: Mapping[str, float]
+    assumed: Sequence[str]
+
+
 def compare(options: Options, say: Callable[[str], None]) -> Comparison:
     """Run every policy at every load. `say` gets a line as each ends.
 
     SettingsError, TraceError as they are.
     """
+    prepared = prepare(options)
+    outcomes, took_s = play_all(prepared.setups, options.workers, say)
+    return Comparison(
+        assumed=prepared.assumed,
+        slo_s=slos_of(options.scenario, options.settings.policy()),
+        capacity_rps=prepared.capacity_rps,
+        outcomes=outcomes,
+        faults=[fault.model_dump(mode="json") | {"by": fault.factor} for fault in options.scenario.faults],
+        took_s=took_s,
+    )
+
+
+def prepare(options: Options) -> Prepared:
+    """What `compare` plays. SettingsError, TraceError as they are."""
     policy, model = options.settings.policy(), _model(options)
     if problems := list(options.scenario.problems(options.settings)):
         raise SettingsError([f"scenario: {problem}" for problem in problems])
@@ -94,15 +117,7 @@ def compare(options: Options, say: Callable[[str], None]) -> Comparison:
     ]
     if problems := sorted({problem for setup in setups for problem in _beyond_the_end(setup)}):
         raise SettingsError([f"scenario: {problem}" for problem in problems])
-    outcomes, took_s = _all(setups, options.workers, say)
-    return Comparison(
-        assumed=list(_assumed(options, model, recorded, capacity)),
-        slo_s=slos_of(options.scenario, policy),
-        capacity_rps=capacity,
-        outcomes=outcomes,
-        faults=[fault.model_dump(mode="json") | {"by": fault.factor} for fault in options.scenario.faults],
-        took_s=took_s,
-    )
+    return Prepared(setups, capacity, list(_assumed(options, model, recorded, capacity)))
 
 
 def _beyond_the_end(setup: Setup) -> Iterator[str]:
@@ -180,7 +195,13 @@ def _at(
     return traffic.merged(*flows)
 
 
-def _all(setups: Sequence[Setup], workers: int, say: Callable[[str], None]) -> tuple[list[Outcome], dict[str, float]]:
+def play_all(
+    setups: Sequence[Setup], workers: int, say: Callable[[str], None]
+) -> tuple[list[Outcome], dict[str, float]]:
+    """Play them, in processes of their own where there are more than one: their outcomes, and seconds of CPU by name.
+
+    `say` gets a line as each ends.
+    """
     found: dict[int, tuple[Outcome, float]] = {}
     for number, outcome, took_s in _ended(setups, workers):
         found[number] = outcome, took_s

@@ -1,6 +1,7 @@
 """What a simulation shows in a terminal: per load a table of policies, a table of lanes, and what must hold.
 
 shown(comparison, console)     for people
+versus(outcomes, console)      the same of two configurations
 data(comparison)               for programs: plain data, times in seconds, sizes in tokens
 """
 
@@ -20,7 +21,7 @@ from extproc.sim.figures import Quantiles
 from extproc.sim.outcome import LaneOutcome, Outcome
 from extproc.sim.policies import PolicyName
 
-__all__ = ["data", "shown"]
+__all__ = ["data", "shown", "versus"]
 
 WORDS = 3
 """Reasons that are told in a row; the others are summed up."""
@@ -35,7 +36,7 @@ def shown(comparison: Comparison, console: Console) -> None:
     for load in dict.fromkeys(outcome.load for outcome in comparison.outcomes):
         outcomes = [outcome for outcome in comparison.outcomes if outcome.load == load]
         console.print(_policies(load, outcomes))
-        console.print(_lanes(load, outcomes))
+        console.print(_lanes(f"lanes at load {load:g}", [(str(outcome.policy), outcome) for outcome in outcomes]))
         for outcome in outcomes:
             if outcome.breaker_moves:
                 console.print(Text(_breakers(outcome), style="dim"))
@@ -97,18 +98,27 @@ def _policies(load: float | None, outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def _lanes(load: float | None, outcomes: Sequence[Outcome]) -> Table:
-    table = _table(f"lanes at load {load:g}", "lane")
-    for name in ("SLO s", "policy", "offered", "in SLO", "served", "first token s", "silence s", "not served"):
-        table.add_column(name, justify="left" if name in ("policy", "not served") else "right")
-    for lane in outcomes[0].lanes:
-        table.add_section()
-        for outcome in outcomes:
-            _add(table, lane, outcome.policy, outcome.lanes[lane])
-    for part in outcomes[0].parts:
-        table.add_section()
-        for outcome in outcomes:
-            _add(table, part, outcome.policy, outcome.parts[part])
+def versus(outcomes: Mapping[str, Outcome], console: Console) -> None:
+    """Print what came of the same traffic under configurations of these names, lane by lane."""
+    console.print(_lanes("lanes", list(outcomes.items()), "config"))
+    for name, outcome in outcomes.items():
+        lines = [f"{name}: {outcome.goodput * 60:,.1f} good answers/min, {outcome.wasted:,.0f} tokens wasted"]
+        lines += [f"{name}: {_breakers(outcome)}"] if outcome.breaker_moves else []
+        lines += [f"{name} does not balance: {line}" for line in outcome.broken]
+        for line in lines:
+            console.print(Text(line, style="dim"))
+
+
+def _lanes(title: str, rows: Sequence[tuple[str, Outcome]], kind: str = "policy") -> Table:
+    table = _table(title, "lane")
+    for name in ("SLO s", kind, "offered", "in SLO", "served", "first token s", "silence s", "not served"):
+        table.add_column(name, justify="left" if name in (kind, "not served") else "right")
+    for what in ("lanes", "parts"):
+        for lane in dict.fromkeys(lane for _, outcome in rows for lane in getattr(outcome, what)):
+            table.add_section()
+            for name, outcome in rows:
+                if (seen := getattr(outcome, what).get(lane)) is not None:
+                    _add(table, lane, name, seen)
     table.caption = (
         "first token of what was served: p50 / p95 / p99; silence: longest that somebody waited and nobody went"
     )
