@@ -233,9 +233,9 @@ def test_every_setting_is_tried() -> None:
                     yield from words(str(key), inner)
 
     tried = {word for each in (LIVE, ENVOY, RESTART) for place, value in each.items() for word in words(place, value)}
-    tried |= {"since", "text"}
+    tried |= {"since", "text", "profile"}  # written otherwise, or rendered in more than one place
     untried = {place for place in leaves(Settings) if place.rpartition(".")[2] not in tried}
-    assert untried == set()
+    assert untried == set(), "say in a list above what a change of it needs"
 
 
 def test_new_and_removed_upstreams_wait_and_the_rest_is_followed() -> None:
