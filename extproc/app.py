@@ -89,6 +89,7 @@ class Service:
             self._handler(),
             admission.hear,
             max_body_bytes=settings.gateway.max_body_bytes,
+            classic=settings.gateway.profile == "classic",
         )
         self._watchdog = Watchdog(settings.service.watchdog_s)
         self._tasks: list[asyncio.Task[Any]] = []

@@ -24,7 +24,20 @@ from extproc.wire.pb.ext_proc_pb2 import (
     TrailersResponse,
 )
 
-__all__ = ["CONTINUE", "ROUTE", "TAIL", "TRAILERS_PASS", "departure", "head", "immediate", "patience", "record"]
+__all__ = [
+    "CONTINUE",
+    "ROUTE",
+    "TAIL",
+    "TRAILERS_PASS",
+    "departure",
+    "head",
+    "immediate",
+    "leaving",
+    "patience",
+    "put",
+    "record",
+    "upstream_at",
+]
 
 ROUTE = "llm.route"
 """Metadata namespace that this service writes and Envoy routes by."""
@@ -34,6 +47,25 @@ LIMITS = "llm.limits"
 """Metadata namespace where they note the rate limit headers of the upstream that answered."""
 LAST_RESORT = "x-tidegate-last-resort"
 """Header of an answer that stands in where every upstream failed."""
+FLAGS = "x-tg-flags"
+"""Where a gate says, in Envoy's short words, why it answered in place of its upstream."""
+SHORT = {
+    "UH": "no_healthy_upstream",
+    "UT": "upstream_request_timeout",
+    "LR": "local_reset",
+    "UR": "upstream_remote_reset",
+    "UF": "upstream_connection_failure",
+    "UC": "upstream_connection_termination",
+    "UO": "upstream_overflow",
+    "SI": "stream_idle_timeout",
+    "DT": "duration_timeout",
+    "UPE": "upstream_protocol_error",
+    "DF": "dns_resolution_failure",
+}
+OWN = "tidegate:"
+"""Begins the names of clusters that are not an upstream's own."""
+GATES = "@tidegate/"
+"""Begins the addresses of gates."""
 WAIT = "x-tg-wait"
 """Where they put how long an error says to wait in its body."""
 JWT = "envoy.filters.http.jwt_authn"
@@ -68,23 +100,28 @@ def patience(seconds: float) -> bytes:
 
 def departure(going: Departure, asked: str) -> bytes:
     """The answer that lets a request go, to the message named `asked` (request_headers or request_body)."""
+    return leaving(going, asked).SerializeToString()
+
+
+def leaving(going: Departure, asked: str) -> ProcessingResponse:
+    """The same as a message, to which more may be added."""
     response = ProcessingResponse()
     answer: HeadersResponse | BodyResponse = getattr(response, asked)
     common = answer.response
     common.clear_route_cache = True
     mutation = common.header_mutation
     # Envoy acts on clear_route_cache only together with a header mutation: the retry count always is one.
-    _set(mutation.set_headers, "x-envoy-max-retries", str(len(going.order) - 1 + going.again))
+    put(mutation.set_headers, "x-envoy-max-retries", str(len(going.order) - 1 + going.again))
     if going.per_try_s is not None:
-        _set(mutation.set_headers, "x-envoy-upstream-rq-per-try-timeout-ms", _ms(going.per_try_s))
+        put(mutation.set_headers, "x-envoy-upstream-rq-per-try-timeout-ms", _ms(going.per_try_s))
     if going.total_s is not None:
-        _set(mutation.set_headers, "x-envoy-upstream-rq-timeout-ms", _ms(going.total_s))
+        put(mutation.set_headers, "x-envoy-upstream-rq-timeout-ms", _ms(going.total_s))
     mutation.remove_headers.extend(going.removed)
     if going.body is not None:
         common.body_mutation.body = going.body
-        _set(mutation.set_headers, "content-length", str(len(going.body)))
+        put(mutation.set_headers, "content-length", str(len(going.body)))
     _write_route(response.dynamic_metadata.fields[ROUTE].struct_value, going)
-    return response.SerializeToString()
+    return response
 
 
 def immediate(status: int, headers: Sequence[tuple[str, str]], body: bytes, details: str) -> bytes:
@@ -95,7 +132,7 @@ def immediate(status: int, headers: Sequence[tuple[str, str]], body: bytes, deta
     answer.body = body
     answer.details = details
     for name, value in headers:
-        _set(answer.headers.set_headers, name, value)
+        put(answer.headers.set_headers, name, value)
     return response.SerializeToString()
 
 
@@ -111,9 +148,9 @@ def record(entry: HttpAccessLogEntry) -> Record | None:
     return Record(
         kind=kind,
         ticket=ticket,
-        upstream=common.upstream_cluster,
+        upstream=_upstream(common),
         status=_status(response),
-        flags=frozenset(field.name for field, value in common.response_flags.ListFields() if value is True),
+        flags=_flags(common, response.response_headers),
         details=response.response_code_details,
         attempt=common.upstream_request_attempt_count,
         duration_s=common.duration.seconds + common.duration.nanos / 1e9,
@@ -177,7 +214,8 @@ def _frame(
     return frame
 
 
-def _set(headers: Iterable[HeaderValueOption], name: str, value: str) -> None:
+def put(headers: Iterable[HeaderValueOption], name: str, value: str) -> None:
+    """Set a header, in place of any of its name."""
     option = headers.add()  # type: ignore[attr-defined]
     option.append_action = OVERWRITE
     option.header.key = name
@@ -192,6 +230,26 @@ def _status(response: HttpResponseProperties) -> int:
         return 503
     sent = response.response_headers.get("x-tg-status", "")
     return int(sent) if sent.isdigit() and int(sent) >= 400 else response.response_code.value  # noqa: PLR2004
+
+
+def _upstream(common: AccessLogCommon) -> str:
+    """Who was asked. Behind a gate that is the gate's name, and so the last part of its address."""
+    name: str = common.upstream_cluster
+    if name.startswith(OWN) and common.HasField("upstream_remote_address"):
+        return upstream_at(common.upstream_remote_address.pipe.path) or name
+    return name
+
+
+def upstream_at(address: str) -> str:
+    """The upstream behind the gate at `address`; empty where that is none."""
+    return address.rpartition("/")[2] if address.startswith(GATES) else ""
+
+
+def _flags(common: AccessLogCommon, headers: Mapping[str, str]) -> frozenset[str]:
+    """What became of it; where a gate answered in place of its upstream, what became of it there."""
+    own = frozenset(field.name for field, value in common.response_flags.ListFields() if value is True)
+    told = headers.get(FLAGS)
+    return own | {SHORT[word] for word in told.split(",") if word in SHORT} if told else own
 
 
 def _answered(common: AccessLogCommon) -> float | None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from google.protobuf.message import DecodeError
 
-from extproc.ports import Departure, Gone, Head
+from extproc.ports import Departure, Gone, Head, Record
 from extproc.wire import codec
 from extproc.wire.pb.ext_proc_pb2 import ProcessingRequest
 
@@ -33,6 +33,7 @@ class StreamExchange:
         self._bodiless = False
         self._released = False
         self._last_words = b""
+        self._aborted = False
         self._waiting: asyncio.Task[None] | None = None
 
     async def head(self) -> Head:
@@ -67,15 +68,20 @@ class StreamExchange:
 
     async def ended(self) -> None:
         """See ports.Exchange. Also returns when `release` let it go."""
-        self._waiting = asyncio.current_task()
+        task = asyncio.current_task()
         try:
-            if self._last_words:
-                await self._write(self._last_words)
-            while (data := await self._read()) is not None:
-                message = _parse(data)
-                if message.WhichOneof("request") != "response_trailers":
-                    raise Gone
-                await self._write(codec.TRAILERS_PASS)
+            while not self._may_end():
+                if self._last_words and not self._aborted:
+                    self._aborted = True
+                    await self._write(self._last_words)
+                self._waiting = task  # only while it reads may it be stopped, or another task speak
+                data = await self._read()
+                self._waiting = None
+                if data is None:
+                    return
+                reply = self._heed(_parse(data))
+                if not self._aborted:
+                    await self._write(reply)
         except asyncio.CancelledError:
             if not self._released or self._waiting is None:
                 raise
@@ -89,11 +95,10 @@ class StreamExchange:
         Envoy takes an immediate response at any time. It ends the upstream's stream and ours within milliseconds; an
         error or an orderly end on our side would be ignored instead, because admission fails open for running answers.
         """
-        words = codec.immediate(status, headers, body, details)
-        if self._waiting is None:
-            self._last_words = words
-        else:
-            await self._write(words)
+        self._last_words = codec.immediate(status, headers, body, details)
+        if self._waiting is not None:
+            self._aborted = True
+            await self._write(self._last_words)
 
     def release(self) -> bool:
         """Stop watching a response that is under way; it goes on without us. False when there is none."""
@@ -102,6 +107,25 @@ class StreamExchange:
         self._released = True
         self._waiting.cancel()
         return True
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether `final` cannot say who ended it."""
+        return False
+
+    def final(self) -> Record | None:
+        """How it ended, where Envoy's log does not say so. Asked once, at the end of the stream."""
+        return None
+
+    def _may_end(self) -> bool:
+        """Whether nothing that is still to come needs us."""
+        return False
+
+    def _heed(self, message: ProcessingRequest) -> bytes:
+        """The answer to a message that comes once the request is on its way."""
+        if message.WhichOneof("request") != "response_trailers":
+            raise Gone
+        return codec.TRAILERS_PASS
 
     async def _expect(self, kind: str) -> ProcessingRequest:
         data = await self._read()

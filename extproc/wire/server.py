@@ -15,9 +15,11 @@ from typing import Any
 import grpc
 from grpc.aio import EOF  # type: ignore[attr-defined]
 
-from extproc.ports import Exchange, Gone, Record
+from extproc.ports import Exchange, Gone, Record, RecordKind
 from extproc.wire import codec
-from extproc.wire.exchange import StreamExchange
+from extproc.wire.classic import ClassicExchange
+from extproc.wire.doubts import Doubts
+from extproc.wire.exchange import Read, StreamExchange, Write
 from extproc.wire.pb.access_log_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
 from extproc.wire.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
@@ -53,10 +55,13 @@ class Server:
         learn: Callable[[Record], Awaitable[None]],
         *,
         max_body_bytes: int,
+        classic: bool = False,
     ) -> None:
-        """`address` is host:port or unix:/path."""
+        """`address` is host:port or unix:/path. classic: Envoy shows answers, and logs no outcomes of requests."""
         self._handle = handle
         self._learn = learn
+        self._classic = classic
+        self._doubts = Doubts(learn)
         self._exchanges: set[StreamExchange] = set()
         self._logs: set[asyncio.Task[Any]] = set()
         options = (*OPTIONS, ("grpc.max_receive_message_length", max_body_bytes + MARGIN_BYTES))
@@ -83,10 +88,11 @@ class Server:
         if ended:
             await asyncio.wait(ended, timeout=GRACE_S)
         await self._server.stop(grace=GRACE_S)
+        await self._doubts.close()
 
     async def process(self, _: object, context: Any) -> None:
         """Envoy's ext_proc: one stream per HTTP request."""
-        exchange = StreamExchange(_reader(context), _writer(context))
+        exchange = self._exchange(_reader(context), _writer(context))
         self._exchanges.add(exchange)
         try:
             await self._handle(exchange)
@@ -98,6 +104,14 @@ class Server:
             await context.abort(grpc.StatusCode.INTERNAL)
         finally:
             self._exchanges.discard(exchange)
+            record = exchange.final()
+            if record is not None:
+                self._doubts.tell(record, in_doubt=exchange.in_doubt)
+
+    def _exchange(self, read: Read, write: Write) -> StreamExchange:
+        if not self._classic:
+            return StreamExchange(read, write)
+        return ClassicExchange(read, write, asyncio.get_running_loop().time)
 
     async def stream_access_logs(self, messages: AsyncIterator[bytes], _: object) -> StreamAccessLogsResponse:
         """Envoy's access log: a stream per Envoy worker and log. Envoy never ends one; `stop` does, by cancellation."""
@@ -123,6 +137,8 @@ class Server:
             record = codec.record(entry)
             if record is not None:
                 await self._learn(record)
+                if self._classic and record.kind is RecordKind.ATTEMPT:
+                    self._doubts.hear(record)
         except Exception:
             log.exception("an access log record was not understood")
 

@@ -13,11 +13,12 @@ from extproc.wire.pb import access_log_pb2, ext_proc_pb2
 envoy = pytest.importorskip("envoy_data_plane.envoy")
 import envoy_data_plane.envoy.config.core.v3 as core  # noqa: E402
 import envoy_data_plane.envoy.data.accesslog.v3 as accesslog  # noqa: E402
+import envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 as ext_proc_filter  # noqa: E402
 import envoy_data_plane.envoy.service.accesslog.v3 as accesslog_service  # noqa: E402
 import envoy_data_plane.envoy.service.ext_proc.v3 as ext_proc  # noqa: E402
 import envoy_data_plane.envoy.type.v3 as types  # noqa: E402
 
-ROOMS = (ext_proc, core, accesslog, accesslog_service, types)
+ROOMS = (ext_proc, ext_proc_filter, core, accesslog, accesslog_service, types)
 RENAMED = {
     "Identifier": "StreamAccessLogsMessageIdentifier",
     "HttpAccessLogEntries": "StreamAccessLogsMessageHttpAccessLogEntries",
@@ -84,6 +85,12 @@ def test_enums_have_the_published_numbers() -> None:
         assert theirs[number].translate(squeeze).lower() == name.lower()
     for name, number in ext_proc_pb2.HeaderValueOption.HeaderAppendAction.items():
         assert core.HeaderValueOptionHeaderAppendAction(number).name == name
+    for ours_, theirs_ in (
+        (ext_proc_pb2.ProcessingMode.HeaderSendMode, ext_proc_filter.ProcessingModeHeaderSendMode),
+        (ext_proc_pb2.ProcessingMode.BodySendMode, ext_proc_filter.ProcessingModeBodySendMode),
+    ):
+        theirs = {int(member): member.name for member in theirs_}
+        assert all(theirs[number] == name for name, number in ours_.items())
 
 
 def test_ours_can_live_beside_the_published_names() -> None:

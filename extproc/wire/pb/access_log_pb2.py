@@ -27,7 +27,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import wrappers_pb2 as google_dot_protobuf_dot_wrappers__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n extproc/wire/pb/access_log.proto\x12\x15tidegate.accesslog.v3\x1a\x1e\x65xtproc/wire/pb/ext_proc.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egoogle/protobuf/wrappers.proto\"\xd6\x03\n\rResponseFlags\x12\x1b\n\x13no_healthy_upstream\x18\x02 \x01(\x08\x12 \n\x18upstream_request_timeout\x18\x03 \x01(\x08\x12\x13\n\x0blocal_reset\x18\x04 \x01(\x08\x12\x1d\n\x15upstream_remote_reset\x18\x05 \x01(\x08\x12#\n\x1bupstream_connection_failure\x18\x06 \x01(\x08\x12\'\n\x1fupstream_connection_termination\x18\x07 \x01(\x08\x12\x19\n\x11upstream_overflow\x18\x08 \x01(\x08\x12)\n!downstream_connection_termination\x18\x0f \x01(\x08\x12%\n\x1dupstream_retry_limit_exceeded\x18\x10 \x01(\x08\x12\x1b\n\x13stream_idle_timeout\x18\x11 \x01(\x08\x12\x18\n\x10\x64uration_timeout\x18\x17 \x01(\x08\x12\x1f\n\x17upstream_protocol_error\x18\x18 \x01(\x08\x12\x1e\n\x16\x64ns_resolution_failure\x18\x1b \x01(\x08\x12\x1f\n\x17\x64ownstream_remote_reset\x18\x1c \x01(\x08\"\xf1\x03\n\x0f\x41\x63\x63\x65ssLogCommon\x12\x41\n\x1etime_to_first_upstream_rx_byte\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x18\n\x10upstream_cluster\x18\x0f \x01(\t\x12<\n\x0eresponse_flags\x18\x10 \x01(\x0b\x32$.tidegate.accesslog.v3.ResponseFlags\x12/\n\x08metadata\x18\x11 \x01(\x0b\x32\x1d.tidegate.extproc.v3.Metadata\x12K\n\x0b\x63ustom_tags\x18\x16 \x03(\x0b\x32\x36.tidegate.accesslog.v3.AccessLogCommon.CustomTagsEntry\x12+\n\x08\x64uration\x18\x17 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x1eupstream_request_attempt_count\x18\x18 \x01(\r\x12=\n\x0f\x61\x63\x63\x65ss_log_type\x18! \x01(\x0e\x32$.tidegate.accesslog.v3.AccessLogType\x1a\x31\n\x0f\x43ustomTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xcb\x01\n\x15HttpRequestProperties\x12\x0c\n\x04path\x18\x05 \x01(\t\x12\x12\n\nrequest_id\x18\t \x01(\t\x12Y\n\x0frequest_headers\x18\r \x03(\x0b\x32@.tidegate.accesslog.v3.HttpRequestProperties.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x82\x02\n\x16HttpResponseProperties\x12\x33\n\rresponse_code\x18\x01 \x01(\x0b\x32\x1c.google.protobuf.UInt32Value\x12\\\n\x10response_headers\x18\x04 \x03(\x0b\x32\x42.tidegate.accesslog.v3.HttpResponseProperties.ResponseHeadersEntry\x12\x1d\n\x15response_code_details\x18\x06 \x01(\t\x1a\x36\n\x14ResponseHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd7\x01\n\x12HttpAccessLogEntry\x12\x41\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32&.tidegate.accesslog.v3.AccessLogCommon\x12=\n\x07request\x18\x03 \x01(\x0b\x32,.tidegate.accesslog.v3.HttpRequestProperties\x12?\n\x08response\x18\x04 \x01(\x0b\x32-.tidegate.accesslog.v3.HttpResponseProperties\"\xb6\x02\n\x17StreamAccessLogsMessage\x12M\n\nidentifier\x18\x01 \x01(\x0b\x32\x39.tidegate.accesslog.v3.StreamAccessLogsMessage.Identifier\x12V\n\thttp_logs\x18\x02 \x01(\x0b\x32\x43.tidegate.accesslog.v3.StreamAccessLogsMessage.HttpAccessLogEntries\x1a\x1e\n\nIdentifier\x12\x10\n\x08log_name\x18\x02 \x01(\t\x1aT\n\x14HttpAccessLogEntries\x12<\n\tlog_entry\x18\x01 \x03(\x0b\x32).tidegate.accesslog.v3.HttpAccessLogEntry\"\x1a\n\x18StreamAccessLogsResponse*\xcb\x02\n\rAccessLogType\x12\n\n\x06NotSet\x10\x00\x12\x18\n\x14TcpUpstreamConnected\x10\x01\x12\x0f\n\x0bTcpPeriodic\x10\x02\x12\x14\n\x10TcpConnectionEnd\x10\x03\x12\x13\n\x0f\x44ownstreamStart\x10\x04\x12\x16\n\x12\x44ownstreamPeriodic\x10\x05\x12\x11\n\rDownstreamEnd\x10\x06\x12\x15\n\x11UpstreamPoolReady\x10\x07\x12\x14\n\x10UpstreamPeriodic\x10\x08\x12\x0f\n\x0bUpstreamEnd\x10\t\x12+\n\'DownstreamTunnelSuccessfullyEstablished\x10\n\x12\x1e\n\x1aUdpTunnelUpstreamConnected\x10\x0b\x12\x0f\n\x0bUdpPeriodic\x10\x0c\x12\x11\n\rUdpSessionEnd\x10\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n extproc/wire/pb/access_log.proto\x12\x15tidegate.accesslog.v3\x1a\x1e\x65xtproc/wire/pb/ext_proc.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1egoogle/protobuf/wrappers.proto\"\xd6\x03\n\rResponseFlags\x12\x1b\n\x13no_healthy_upstream\x18\x02 \x01(\x08\x12 \n\x18upstream_request_timeout\x18\x03 \x01(\x08\x12\x13\n\x0blocal_reset\x18\x04 \x01(\x08\x12\x1d\n\x15upstream_remote_reset\x18\x05 \x01(\x08\x12#\n\x1bupstream_connection_failure\x18\x06 \x01(\x08\x12\'\n\x1fupstream_connection_termination\x18\x07 \x01(\x08\x12\x19\n\x11upstream_overflow\x18\x08 \x01(\x08\x12)\n!downstream_connection_termination\x18\x0f \x01(\x08\x12%\n\x1dupstream_retry_limit_exceeded\x18\x10 \x01(\x08\x12\x1b\n\x13stream_idle_timeout\x18\x11 \x01(\x08\x12\x18\n\x10\x64uration_timeout\x18\x17 \x01(\x08\x12\x1f\n\x17upstream_protocol_error\x18\x18 \x01(\x08\x12\x1e\n\x16\x64ns_resolution_failure\x18\x1b \x01(\x08\x12\x1f\n\x17\x64ownstream_remote_reset\x18\x1c \x01(\x08\"\x14\n\x04Pipe\x12\x0c\n\x04path\x18\x01 \x01(\t\"4\n\x07\x41\x64\x64ress\x12)\n\x04pipe\x18\x02 \x01(\x0b\x32\x1b.tidegate.accesslog.v3.Pipe\"\xb2\x04\n\x0f\x41\x63\x63\x65ssLogCommon\x12\x41\n\x1etime_to_first_upstream_rx_byte\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12?\n\x17upstream_remote_address\x18\r \x01(\x0b\x32\x1e.tidegate.accesslog.v3.Address\x12\x18\n\x10upstream_cluster\x18\x0f \x01(\t\x12<\n\x0eresponse_flags\x18\x10 \x01(\x0b\x32$.tidegate.accesslog.v3.ResponseFlags\x12/\n\x08metadata\x18\x11 \x01(\x0b\x32\x1d.tidegate.extproc.v3.Metadata\x12K\n\x0b\x63ustom_tags\x18\x16 \x03(\x0b\x32\x36.tidegate.accesslog.v3.AccessLogCommon.CustomTagsEntry\x12+\n\x08\x64uration\x18\x17 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x1eupstream_request_attempt_count\x18\x18 \x01(\r\x12=\n\x0f\x61\x63\x63\x65ss_log_type\x18! \x01(\x0e\x32$.tidegate.accesslog.v3.AccessLogType\x1a\x31\n\x0f\x43ustomTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xcb\x01\n\x15HttpRequestProperties\x12\x0c\n\x04path\x18\x05 \x01(\t\x12\x12\n\nrequest_id\x18\t \x01(\t\x12Y\n\x0frequest_headers\x18\r \x03(\x0b\x32@.tidegate.accesslog.v3.HttpRequestProperties.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x82\x02\n\x16HttpResponseProperties\x12\x33\n\rresponse_code\x18\x01 \x01(\x0b\x32\x1c.google.protobuf.UInt32Value\x12\\\n\x10response_headers\x18\x04 \x03(\x0b\x32\x42.tidegate.accesslog.v3.HttpResponseProperties.ResponseHeadersEntry\x12\x1d\n\x15response_code_details\x18\x06 \x01(\t\x1a\x36\n\x14ResponseHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd7\x01\n\x12HttpAccessLogEntry\x12\x41\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32&.tidegate.accesslog.v3.AccessLogCommon\x12=\n\x07request\x18\x03 \x01(\x0b\x32,.tidegate.accesslog.v3.HttpRequestProperties\x12?\n\x08response\x18\x04 \x01(\x0b\x32-.tidegate.accesslog.v3.HttpResponseProperties\"\xb6\x02\n\x17StreamAccessLogsMessage\x12M\n\nidentifier\x18\x01 \x01(\x0b\x32\x39.tidegate.accesslog.v3.StreamAccessLogsMessage.Identifier\x12V\n\thttp_logs\x18\x02 \x01(\x0b\x32\x43.tidegate.accesslog.v3.StreamAccessLogsMessage.HttpAccessLogEntries\x1a\x1e\n\nIdentifier\x12\x10\n\x08log_name\x18\x02 \x01(\t\x1aT\n\x14HttpAccessLogEntries\x12<\n\tlog_entry\x18\x01 \x03(\x0b\x32).tidegate.accesslog.v3.HttpAccessLogEntry\"\x1a\n\x18StreamAccessLogsResponse*\xcb\x02\n\rAccessLogType\x12\n\n\x06NotSet\x10\x00\x12\x18\n\x14TcpUpstreamConnected\x10\x01\x12\x0f\n\x0bTcpPeriodic\x10\x02\x12\x14\n\x10TcpConnectionEnd\x10\x03\x12\x13\n\x0f\x44ownstreamStart\x10\x04\x12\x16\n\x12\x44ownstreamPeriodic\x10\x05\x12\x11\n\rDownstreamEnd\x10\x06\x12\x15\n\x11UpstreamPoolReady\x10\x07\x12\x14\n\x10UpstreamPeriodic\x10\x08\x12\x0f\n\x0bUpstreamEnd\x10\t\x12+\n\'DownstreamTunnelSuccessfullyEstablished\x10\n\x12\x1e\n\x1aUdpTunnelUpstreamConnected\x10\x0b\x12\x0f\n\x0bUdpPeriodic\x10\x0c\x12\x11\n\rUdpSessionEnd\x10\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,30 +40,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HTTPREQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_options = b'8\001'
   _globals['_HTTPRESPONSEPROPERTIES_RESPONSEHEADERSENTRY']._loaded_options = None
   _globals['_HTTPRESPONSEPROPERTIES_RESPONSEHEADERSENTRY']._serialized_options = b'8\001'
-  _globals['_ACCESSLOGTYPE']._serialized_start=2155
-  _globals['_ACCESSLOGTYPE']._serialized_end=2486
+  _globals['_ACCESSLOGTYPE']._serialized_start=2296
+  _globals['_ACCESSLOGTYPE']._serialized_end=2627
   _globals['_RESPONSEFLAGS']._serialized_start=156
   _globals['_RESPONSEFLAGS']._serialized_end=626
-  _globals['_ACCESSLOGCOMMON']._serialized_start=629
-  _globals['_ACCESSLOGCOMMON']._serialized_end=1126
-  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._serialized_start=1077
-  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._serialized_end=1126
-  _globals['_HTTPREQUESTPROPERTIES']._serialized_start=1129
-  _globals['_HTTPREQUESTPROPERTIES']._serialized_end=1332
-  _globals['_HTTPREQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_start=1279
-  _globals['_HTTPREQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_end=1332
-  _globals['_HTTPRESPONSEPROPERTIES']._serialized_start=1335
-  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=1593
-  _globals['_HTTPRESPONSEPROPERTIES_RESPONSEHEADERSENTRY']._serialized_start=1539
-  _globals['_HTTPRESPONSEPROPERTIES_RESPONSEHEADERSENTRY']._serialized_end=1593
-  _globals['_HTTPACCESSLOGENTRY']._serialized_start=1596
-  _globals['_HTTPACCESSLOGENTRY']._serialized_end=1811
-  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_start=1814
-  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_end=2124
-  _globals['_STREAMACCESSLOGSMESSAGE_IDENTIFIER']._serialized_start=2008
-  _globals['_STREAMACCESSLOGSMESSAGE_IDENTIFIER']._serialized_end=2038
-  _globals['_STREAMACCESSLOGSMESSAGE_HTTPACCESSLOGENTRIES']._serialized_start=2040
-  _globals['_STREAMACCESSLOGSMESSAGE_HTTPACCESSLOGENTRIES']._serialized_end=2124
-  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_start=2126
-  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_end=2152
+  _globals['_PIPE']._serialized_start=628
+  _globals['_PIPE']._serialized_end=648
+  _globals['_ADDRESS']._serialized_start=650
+  _globals['_ADDRESS']._serialized_end=702
+  _globals['_ACCESSLOGCOMMON']._serialized_start=705
+  _globals['_ACCESSLOGCOMMON']._serialized_end=1267
+  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._serialized_start=1218
+  _globals['_ACCESSLOGCOMMON_CUSTOMTAGSENTRY']._serialized_end=1267
+  _globals['_HTTPREQUESTPROPERTIES']._serialized_start=1270
+  _globals['_HTTPREQUESTPROPERTIES']._serialized_end=1473
+  _globals['_HTTPREQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_start=1420
+  _globals['_HTTPREQUESTPROPERTIES_REQUESTHEADERSENTRY']._serialized_end=1473
+  _globals['_HTTPRESPONSEPROPERTIES']._serialized_start=1476
+  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=1734
+  _globals['_HTTPRESPONSEPROPERTIES_RESPONSEHEADERSENTRY']._serialized_start=1680
+  _globals['_HTTPRESPONSEPROPERTIES_RESPONSEHEADERSENTRY']._serialized_end=1734
+  _globals['_HTTPACCESSLOGENTRY']._serialized_start=1737
+  _globals['_HTTPACCESSLOGENTRY']._serialized_end=1952
+  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_start=1955
+  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_end=2265
+  _globals['_STREAMACCESSLOGSMESSAGE_IDENTIFIER']._serialized_start=2149
+  _globals['_STREAMACCESSLOGSMESSAGE_IDENTIFIER']._serialized_end=2179
+  _globals['_STREAMACCESSLOGSMESSAGE_HTTPACCESSLOGENTRIES']._serialized_start=2181
+  _globals['_STREAMACCESSLOGSMESSAGE_HTTPACCESSLOGENTRIES']._serialized_end=2265
+  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_start=2267
+  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_end=2293
 # @@protoc_insertion_point(module_scope)

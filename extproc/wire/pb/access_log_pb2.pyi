@@ -75,8 +75,20 @@ class ResponseFlags(_message.Message):
     downstream_remote_reset: bool
     def __init__(self, no_healthy_upstream: _Optional[bool] = ..., upstream_request_timeout: _Optional[bool] = ..., local_reset: _Optional[bool] = ..., upstream_remote_reset: _Optional[bool] = ..., upstream_connection_failure: _Optional[bool] = ..., upstream_connection_termination: _Optional[bool] = ..., upstream_overflow: _Optional[bool] = ..., downstream_connection_termination: _Optional[bool] = ..., upstream_retry_limit_exceeded: _Optional[bool] = ..., stream_idle_timeout: _Optional[bool] = ..., duration_timeout: _Optional[bool] = ..., upstream_protocol_error: _Optional[bool] = ..., dns_resolution_failure: _Optional[bool] = ..., downstream_remote_reset: _Optional[bool] = ...) -> None: ...
 
+class Pipe(_message.Message):
+    __slots__ = ("path",)
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    def __init__(self, path: _Optional[str] = ...) -> None: ...
+
+class Address(_message.Message):
+    __slots__ = ("pipe",)
+    PIPE_FIELD_NUMBER: _ClassVar[int]
+    pipe: Pipe
+    def __init__(self, pipe: _Optional[_Union[Pipe, _Mapping]] = ...) -> None: ...
+
 class AccessLogCommon(_message.Message):
-    __slots__ = ("time_to_first_upstream_rx_byte", "upstream_cluster", "response_flags", "metadata", "custom_tags", "duration", "upstream_request_attempt_count", "access_log_type")
+    __slots__ = ("time_to_first_upstream_rx_byte", "upstream_remote_address", "upstream_cluster", "response_flags", "metadata", "custom_tags", "duration", "upstream_request_attempt_count", "access_log_type")
     class CustomTagsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +97,7 @@ class AccessLogCommon(_message.Message):
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     TIME_TO_FIRST_UPSTREAM_RX_BYTE_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAM_REMOTE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     UPSTREAM_CLUSTER_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FLAGS_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +106,7 @@ class AccessLogCommon(_message.Message):
     UPSTREAM_REQUEST_ATTEMPT_COUNT_FIELD_NUMBER: _ClassVar[int]
     ACCESS_LOG_TYPE_FIELD_NUMBER: _ClassVar[int]
     time_to_first_upstream_rx_byte: _duration_pb2.Duration
+    upstream_remote_address: Address
     upstream_cluster: str
     response_flags: ResponseFlags
     metadata: _ext_proc_pb2.Metadata
@@ -100,7 +114,7 @@ class AccessLogCommon(_message.Message):
     duration: _duration_pb2.Duration
     upstream_request_attempt_count: int
     access_log_type: AccessLogType
-    def __init__(self, time_to_first_upstream_rx_byte: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., upstream_cluster: _Optional[str] = ..., response_flags: _Optional[_Union[ResponseFlags, _Mapping]] = ..., metadata: _Optional[_Union[_ext_proc_pb2.Metadata, _Mapping]] = ..., custom_tags: _Optional[_Mapping[str, str]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., upstream_request_attempt_count: _Optional[int] = ..., access_log_type: _Optional[_Union[AccessLogType, str]] = ...) -> None: ...
+    def __init__(self, time_to_first_upstream_rx_byte: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., upstream_remote_address: _Optional[_Union[Address, _Mapping]] = ..., upstream_cluster: _Optional[str] = ..., response_flags: _Optional[_Union[ResponseFlags, _Mapping]] = ..., metadata: _Optional[_Union[_ext_proc_pb2.Metadata, _Mapping]] = ..., custom_tags: _Optional[_Mapping[str, str]] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., upstream_request_attempt_count: _Optional[int] = ..., access_log_type: _Optional[_Union[AccessLogType, str]] = ...) -> None: ...
 
 class HttpRequestProperties(_message.Message):
     __slots__ = ("path", "request_id", "request_headers")

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65xtproc/wire/pb/ext_proc.proto\x12\x13tidegate.extproc.v3\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\"\xa6\x01\n\x08Metadata\x12J\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x31.tidegate.extproc.v3.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\">\n\tHeaderMap\x12\x31\n\x07headers\x18\x01 \x03(\x0b\x32 .tidegate.extproc.v3.HeaderValue\"\x96\x02\n\x11HeaderValueOption\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .tidegate.extproc.v3.HeaderValue\x12P\n\rappend_action\x18\x03 \x01(\x0e\x32\x39.tidegate.extproc.v3.HeaderValueOption.HeaderAppendAction\"}\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02\x12\x17\n\x13OVERWRITE_IF_EXISTS\x10\x03\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\"U\n\x0bHttpHeaders\x12/\n\x07headers\x18\x01 \x01(\x0b\x32\x1e.tidegate.extproc.v3.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"@\n\x0cHttpTrailers\x12\x30\n\x08trailers\x18\x01 \x01(\x0b\x32\x1e.tidegate.extproc.v3.HeaderMap\"\xc0\x03\n\x11ProcessingRequest\x12;\n\x0frequest_headers\x18\x02 \x01(\x0b\x32 .tidegate.extproc.v3.HttpHeadersH\x00\x12<\n\x10response_headers\x18\x03 \x01(\x0b\x32 .tidegate.extproc.v3.HttpHeadersH\x00\x12\x35\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x1d.tidegate.extproc.v3.HttpBodyH\x00\x12\x36\n\rresponse_body\x18\x05 \x01(\x0b\x32\x1d.tidegate.extproc.v3.HttpBodyH\x00\x12=\n\x10request_trailers\x18\x06 \x01(\x0b\x32!.tidegate.extproc.v3.HttpTrailersH\x00\x12>\n\x11response_trailers\x18\x07 \x01(\x0b\x32!.tidegate.extproc.v3.HttpTrailersH\x00\x12\x37\n\x10metadata_context\x18\x08 \x01(\x0b\x32\x1d.tidegate.extproc.v3.MetadataB\t\n\x07request\"e\n\x0eHeaderMutation\x12;\n\x0bset_headers\x18\x01 \x03(\x0b\x32&.tidegate.extproc.v3.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\"@\n\x0c\x42odyMutation\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12\x14\n\nclear_body\x18\x02 \x01(\x08H\x00\x42\n\n\x08mutation\"\xa3\x01\n\x0e\x43ommonResponse\x12<\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32#.tidegate.extproc.v3.HeaderMutation\x12\x38\n\rbody_mutation\x18\x03 \x01(\x0b\x32!.tidegate.extproc.v3.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"H\n\x0fHeadersResponse\x12\x35\n\x08response\x18\x01 \x01(\x0b\x32#.tidegate.extproc.v3.CommonResponse\"E\n\x0c\x42odyResponse\x12\x35\n\x08response\x18\x01 \x01(\x0b\x32#.tidegate.extproc.v3.CommonResponse\"P\n\x10TrailersResponse\x12<\n\x0fheader_mutation\x18\x01 \x01(\x0b\x32#.tidegate.extproc.v3.HeaderMutation\"\x99\x01\n\x11ImmediateResponse\x12/\n\x06status\x18\x01 \x01(\x0b\x32\x1f.tidegate.extproc.v3.HttpStatus\x12\x34\n\x07headers\x18\x02 \x01(\x0b\x32#.tidegate.extproc.v3.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t\"\xd7\x04\n\x12ProcessingResponse\x12?\n\x0frequest_headers\x18\x01 \x01(\x0b\x32$.tidegate.extproc.v3.HeadersResponseH\x00\x12@\n\x10response_headers\x18\x02 \x01(\x0b\x32$.tidegate.extproc.v3.HeadersResponseH\x00\x12\x39\n\x0crequest_body\x18\x03 \x01(\x0b\x32!.tidegate.extproc.v3.BodyResponseH\x00\x12:\n\rresponse_body\x18\x04 \x01(\x0b\x32!.tidegate.extproc.v3.BodyResponseH\x00\x12\x41\n\x10request_trailers\x18\x05 \x01(\x0b\x32%.tidegate.extproc.v3.TrailersResponseH\x00\x12\x42\n\x11response_trailers\x18\x06 \x01(\x0b\x32%.tidegate.extproc.v3.TrailersResponseH\x00\x12\x44\n\x12immediate_response\x18\x07 \x01(\x0b\x32&.tidegate.extproc.v3.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.Struct\x12;\n\x18override_message_timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.DurationB\n\n\x08responseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65xtproc/wire/pb/ext_proc.proto\x12\x13tidegate.extproc.v3\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\"\xa6\x01\n\x08Metadata\x12J\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x31.tidegate.extproc.v3.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\">\n\tHeaderMap\x12\x31\n\x07headers\x18\x01 \x03(\x0b\x32 .tidegate.extproc.v3.HeaderValue\"\x96\x02\n\x11HeaderValueOption\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .tidegate.extproc.v3.HeaderValue\x12P\n\rappend_action\x18\x03 \x01(\x0e\x32\x39.tidegate.extproc.v3.HeaderValueOption.HeaderAppendAction\"}\n\x12HeaderAppendAction\x12\x1b\n\x17\x41PPEND_IF_EXISTS_OR_ADD\x10\x00\x12\x11\n\rADD_IF_ABSENT\x10\x01\x12\x1e\n\x1aOVERWRITE_IF_EXISTS_OR_ADD\x10\x02\x12\x17\n\x13OVERWRITE_IF_EXISTS\x10\x03\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\"U\n\x0bHttpHeaders\x12/\n\x07headers\x18\x01 \x01(\x0b\x32\x1e.tidegate.extproc.v3.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"@\n\x0cHttpTrailers\x12\x30\n\x08trailers\x18\x01 \x01(\x0b\x32\x1e.tidegate.extproc.v3.HeaderMap\"\xd8\x04\n\x11ProcessingRequest\x12;\n\x0frequest_headers\x18\x02 \x01(\x0b\x32 .tidegate.extproc.v3.HttpHeadersH\x00\x12<\n\x10response_headers\x18\x03 \x01(\x0b\x32 .tidegate.extproc.v3.HttpHeadersH\x00\x12\x35\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x1d.tidegate.extproc.v3.HttpBodyH\x00\x12\x36\n\rresponse_body\x18\x05 \x01(\x0b\x32\x1d.tidegate.extproc.v3.HttpBodyH\x00\x12=\n\x10request_trailers\x18\x06 \x01(\x0b\x32!.tidegate.extproc.v3.HttpTrailersH\x00\x12>\n\x11response_trailers\x18\x07 \x01(\x0b\x32!.tidegate.extproc.v3.HttpTrailersH\x00\x12\x37\n\x10metadata_context\x18\x08 \x01(\x0b\x32\x1d.tidegate.extproc.v3.Metadata\x12J\n\nattributes\x18\t \x03(\x0b\x32\x36.tidegate.extproc.v3.ProcessingRequest.AttributesEntry\x1aJ\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x42\t\n\x07request\"\x8c\x05\n\x0eProcessingMode\x12O\n\x13request_header_mode\x18\x01 \x01(\x0e\x32\x32.tidegate.extproc.v3.ProcessingMode.HeaderSendMode\x12P\n\x14response_header_mode\x18\x02 \x01(\x0e\x32\x32.tidegate.extproc.v3.ProcessingMode.HeaderSendMode\x12K\n\x11request_body_mode\x18\x03 \x01(\x0e\x32\x30.tidegate.extproc.v3.ProcessingMode.BodySendMode\x12L\n\x12response_body_mode\x18\x04 \x01(\x0e\x32\x30.tidegate.extproc.v3.ProcessingMode.BodySendMode\x12P\n\x14request_trailer_mode\x18\x05 \x01(\x0e\x32\x32.tidegate.extproc.v3.ProcessingMode.HeaderSendMode\x12Q\n\x15response_trailer_mode\x18\x06 \x01(\x0e\x32\x32.tidegate.extproc.v3.ProcessingMode.HeaderSendMode\"1\n\x0eHeaderSendMode\x12\x0b\n\x07\x44\x45\x46\x41ULT\x10\x00\x12\x08\n\x04SEND\x10\x01\x12\x08\n\x04SKIP\x10\x02\"d\n\x0c\x42odySendMode\x12\x08\n\x04NONE\x10\x00\x12\x0c\n\x08STREAMED\x10\x01\x12\x0c\n\x08\x42UFFERED\x10\x02\x12\x14\n\x10\x42UFFERED_PARTIAL\x10\x03\x12\x18\n\x14\x46ULL_DUPLEX_STREAMED\x10\x04\"e\n\x0eHeaderMutation\x12;\n\x0bset_headers\x18\x01 \x03(\x0b\x32&.tidegate.extproc.v3.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\"@\n\x0c\x42odyMutation\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12\x14\n\nclear_body\x18\x02 \x01(\x08H\x00\x42\n\n\x08mutation\"\xa3\x01\n\x0e\x43ommonResponse\x12<\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32#.tidegate.extproc.v3.HeaderMutation\x12\x38\n\rbody_mutation\x18\x03 \x01(\x0b\x32!.tidegate.extproc.v3.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"H\n\x0fHeadersResponse\x12\x35\n\x08response\x18\x01 \x01(\x0b\x32#.tidegate.extproc.v3.CommonResponse\"E\n\x0c\x42odyResponse\x12\x35\n\x08response\x18\x01 \x01(\x0b\x32#.tidegate.extproc.v3.CommonResponse\"P\n\x10TrailersResponse\x12<\n\x0fheader_mutation\x18\x01 \x01(\x0b\x32#.tidegate.extproc.v3.HeaderMutation\"\x99\x01\n\x11ImmediateResponse\x12/\n\x06status\x18\x01 \x01(\x0b\x32\x1f.tidegate.extproc.v3.HttpStatus\x12\x34\n\x07headers\x18\x02 \x01(\x0b\x32#.tidegate.extproc.v3.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\x12\x0f\n\x07\x64\x65tails\x18\x05 \x01(\t\"\x93\x05\n\x12ProcessingResponse\x12?\n\x0frequest_headers\x18\x01 \x01(\x0b\x32$.tidegate.extproc.v3.HeadersResponseH\x00\x12@\n\x10response_headers\x18\x02 \x01(\x0b\x32$.tidegate.extproc.v3.HeadersResponseH\x00\x12\x39\n\x0crequest_body\x18\x03 \x01(\x0b\x32!.tidegate.extproc.v3.BodyResponseH\x00\x12:\n\rresponse_body\x18\x04 \x01(\x0b\x32!.tidegate.extproc.v3.BodyResponseH\x00\x12\x41\n\x10request_trailers\x18\x05 \x01(\x0b\x32%.tidegate.extproc.v3.TrailersResponseH\x00\x12\x42\n\x11response_trailers\x18\x06 \x01(\x0b\x32%.tidegate.extproc.v3.TrailersResponseH\x00\x12\x44\n\x12immediate_response\x18\x07 \x01(\x0b\x32&.tidegate.extproc.v3.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.Struct\x12:\n\rmode_override\x18\t \x01(\x0b\x32#.tidegate.extproc.v3.ProcessingMode\x12;\n\x18override_message_timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.DurationB\n\n\x08responseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_METADATA_FILTERMETADATAENTRY']._loaded_options = None
   _globals['_METADATA_FILTERMETADATAENTRY']._serialized_options = b'8\001'
+  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._loaded_options = None
+  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_options = b'8\001'
   _globals['_METADATA']._serialized_start=118
   _globals['_METADATA']._serialized_end=284
   _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=206
@@ -56,21 +58,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HTTPTRAILERS']._serialized_start=857
   _globals['_HTTPTRAILERS']._serialized_end=921
   _globals['_PROCESSINGREQUEST']._serialized_start=924
-  _globals['_PROCESSINGREQUEST']._serialized_end=1372
-  _globals['_HEADERMUTATION']._serialized_start=1374
-  _globals['_HEADERMUTATION']._serialized_end=1475
-  _globals['_BODYMUTATION']._serialized_start=1477
-  _globals['_BODYMUTATION']._serialized_end=1541
-  _globals['_COMMONRESPONSE']._serialized_start=1544
-  _globals['_COMMONRESPONSE']._serialized_end=1707
-  _globals['_HEADERSRESPONSE']._serialized_start=1709
-  _globals['_HEADERSRESPONSE']._serialized_end=1781
-  _globals['_BODYRESPONSE']._serialized_start=1783
-  _globals['_BODYRESPONSE']._serialized_end=1852
-  _globals['_TRAILERSRESPONSE']._serialized_start=1854
-  _globals['_TRAILERSRESPONSE']._serialized_end=1934
-  _globals['_IMMEDIATERESPONSE']._serialized_start=1937
-  _globals['_IMMEDIATERESPONSE']._serialized_end=2090
-  _globals['_PROCESSINGRESPONSE']._serialized_start=2093
-  _globals['_PROCESSINGRESPONSE']._serialized_end=2692
+  _globals['_PROCESSINGREQUEST']._serialized_end=1524
+  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_start=1439
+  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_end=1513
+  _globals['_PROCESSINGMODE']._serialized_start=1527
+  _globals['_PROCESSINGMODE']._serialized_end=2179
+  _globals['_PROCESSINGMODE_HEADERSENDMODE']._serialized_start=2028
+  _globals['_PROCESSINGMODE_HEADERSENDMODE']._serialized_end=2077
+  _globals['_PROCESSINGMODE_BODYSENDMODE']._serialized_start=2079
+  _globals['_PROCESSINGMODE_BODYSENDMODE']._serialized_end=2179
+  _globals['_HEADERMUTATION']._serialized_start=2181
+  _globals['_HEADERMUTATION']._serialized_end=2282
+  _globals['_BODYMUTATION']._serialized_start=2284
+  _globals['_BODYMUTATION']._serialized_end=2348
+  _globals['_COMMONRESPONSE']._serialized_start=2351
+  _globals['_COMMONRESPONSE']._serialized_end=2514
+  _globals['_HEADERSRESPONSE']._serialized_start=2516
+  _globals['_HEADERSRESPONSE']._serialized_end=2588
+  _globals['_BODYRESPONSE']._serialized_start=2590
+  _globals['_BODYRESPONSE']._serialized_end=2659
+  _globals['_TRAILERSRESPONSE']._serialized_start=2661
+  _globals['_TRAILERSRESPONSE']._serialized_end=2741
+  _globals['_IMMEDIATERESPONSE']._serialized_start=2744
+  _globals['_IMMEDIATERESPONSE']._serialized_end=2897
+  _globals['_PROCESSINGRESPONSE']._serialized_start=2900
+  _globals['_PROCESSINGRESPONSE']._serialized_end=3559
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,187 @@
+"""What the classic profile sends and is sent, beside what both do (see codec): how a request is routed by headers, and
+what is shown of its answer.
+
+An Envoy before 1.39 cannot be told the order of upstreams by metadata. It is told a cluster by header, and each
+upstream's gate is told by another what to do for this request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any
+
+from extproc.core.value import value
+from extproc.ports import Departure
+from extproc.wire import codec
+from extproc.wire.pb.ext_proc_pb2 import BodyResponse, HeadersResponse, ProcessingMode, ProcessingRequest
+from extproc.wire.pb.ext_proc_pb2 import ProcessingResponse as Response
+
+__all__ = ["BODY_PASSES", "Shown", "body", "cluster_of", "departure", "noted", "pass_head", "route", "shown"]
+
+CLUSTER = "x-tidegate-cluster"
+"""Header that names the cluster a request goes to."""
+ROUTE = "x-tidegate-route"
+"""Header that tells the gates what the metadata of the same meaning tells the upstream's own filters."""
+TAIL = "x-tg-tail"
+"""Header with what a gate noted of an answer that it read whole: `key=word;key=word`."""
+NUMBERS = frozenset({"in", "out", "cached", "cache_write", "reasoning"})
+"""Which of these words are numbers."""
+INTERNAL = "x-tg-"
+LIMITS = ("ratelimit-", "tokenlimit-")
+"""What a name holds that tells of the limits of our account: the caller does not see those of answers that it gets."""
+ATTRIBUTES = "envoy.filters.http.ext_proc"
+_ATTRIBUTES = ("upstream.address", "upstream.request_attempt_count", "response.code_details", "response.flags")
+
+BODY_PASSES = Response(response_body=BodyResponse()).SerializeToString()
+
+_FLAGS = (
+    (1, "no_healthy_upstream"),
+    (2, "upstream_request_timeout"),
+    (3, "local_reset"),
+    (4, "upstream_remote_reset"),
+    (5, "upstream_connection_failure"),
+    (6, "upstream_connection_termination"),
+    (7, "upstream_overflow"),
+    (14, "downstream_connection_termination"),
+    (15, "upstream_retry_limit_exceeded"),
+    (16, "stream_idle_timeout"),
+    (22, "duration_timeout"),
+    (23, "upstream_protocol_error"),
+    (26, "dns_resolution_failure"),
+    (28, "downstream_remote_reset"),
+)
+"""Envoy's response flags by their bit in the attribute `response.flags`, as far as a record may name them."""
+
+
+@value
+class Shown:
+    """The head of an answer. status: as the caller will see it. upstream: who answered, empty where Envoy did by
+    itself. details, flags, attempt: as in ports.Record. tail: what a gate noted. limits: headers for ports.Record.
+    removed: headers that the caller does not see. whole: no body follows.
+    """
+
+    status: int
+    kind: str
+    upstream: str
+    details: str
+    flags: frozenset[str]
+    attempt: int
+    whole: bool
+    limits: Mapping[str, str] = field(default_factory=dict)
+    tail: Mapping[str, str | float] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+
+
+def departure(going: Departure, asked: str, now_ms: int) -> bytes:
+    """The answer that lets a request go. now_ms: since the epoch."""
+    response = codec.leaving(going, asked)
+    answer: HeadersResponse | BodyResponse = getattr(response, asked)
+    headers = answer.response.header_mutation.set_headers
+    codec.put(headers, CLUSTER, cluster_of(going.order))
+    codec.put(headers, ROUTE, json.dumps(route(going, now_ms), separators=(",", ":")))
+    return response.SerializeToString()
+
+
+def cluster_of(order: tuple[str, ...]) -> str:
+    """Name of the cluster that tries these upstreams one after the other."""
+    return f"tidegate:gate:{order[0]}" if len(order) == 1 else f"tidegate:chain:{'+'.join(order)}"
+
+
+def route(going: Departure, now_ms: int) -> dict[str, Any]:
+    """What gates are told: what stands in the metadata, but for the last words, which no gate speaks.
+
+    Each attempt starts with this, so that where there is a deadline it also says when the first began.
+    """
+    words: dict[str, Any] = {
+        "priority_groups": [{"name": name} for name in going.order],
+        "dialect": going.dialect,
+        "fail_retry": str(going.fail_retry_s),
+        "ticket": going.ticket,
+        "path": going.path,
+        "queue_ms": str(going.queue_ms),
+        **going.facts,
+    }
+    if going.last_resort:
+        words["last_resort"] = going.last_resort
+    for name, flag in (("stream", going.stream), ("hide_usage", going.hide_usage), ("again", going.again)):
+        if flag:
+            words[name] = True
+    if going.deadline_ms is not None:
+        words |= {"deadline_ms": going.deadline_ms, "began_ms": now_ms}
+        if going.per_try_s is not None:
+            words["per_try_ms"] = int(going.per_try_s * 1000)
+    if going.heads:
+        words |= {"width": going.width, "heads": dict(going.heads)}
+    return words
+
+
+def shown(message: ProcessingRequest) -> Shown:
+    """The head of an answer, from an upstream or of Envoy's own making."""
+    answer = message.response_headers
+    headers = {h.key: h.raw_value.decode("utf-8", "surrogateescape") or h.value for h in answer.headers.headers}
+    told = message.attributes[ATTRIBUTES].fields if ATTRIBUTES in message.attributes else {}
+    words = {name: told[name].string_value or told[name].number_value for name in _ATTRIBUTES if name in told}
+    status = headers.get(":status", "")
+    removed = tuple(name for name in headers if name.startswith(INTERNAL) or any(part in name for part in LIMITS))
+    limits = {name: headers[name] for name in removed if not name.startswith(INTERNAL)}
+    if "retry-after" in headers:
+        limits["retry-after"] = headers["retry-after"]
+    return Shown(
+        status=int(status) if status.isdigit() else 0,
+        kind=headers.get("content-type", ""),
+        upstream=codec.upstream_at(str(words.get("upstream.address", ""))),
+        details=str(words.get("response.code_details", "")),
+        flags=_flags(int(words.get("response.flags", 0))),
+        attempt=int(words.get("upstream.request_attempt_count", 0)),
+        whole=answer.end_of_stream,
+        limits=limits,
+        tail=noted(headers.get(TAIL, "")),
+        removed=removed,
+    )
+
+
+def noted(text: str) -> dict[str, str | float]:
+    """What a gate noted of an answer."""
+    if not text:
+        return {}
+    found: dict[str, str | float] = {}
+    for part in text.split(";"):
+        key, _, word = part.partition("=")
+        if key not in NUMBERS:
+            found[key] = word
+        elif word.isdecimal():
+            found[key] = float(word)
+    return found
+
+
+def pass_head(head: Shown, *, read: bool) -> bytes:
+    """Let the head of an answer go on, without what only we may see. read: its body is shown to us as it comes.
+
+    An answer that is changed on its way can no longer say how long it is.
+    """
+    response = Response()
+    mutation = response.response_headers.response.header_mutation
+    mutation.remove_headers.extend(head.removed)
+    if read:
+        mutation.remove_headers.append("content-length")
+        response.mode_override.response_body_mode = ProcessingMode.BodySendMode.STREAMED
+    else:
+        mutation.SetInParent()
+    return response.SerializeToString()
+
+
+def body(sent: bytes) -> bytes:
+    """Let `sent` go on in place of a piece of an answer."""
+    response = Response()
+    mutation = response.response_body.response.body_mutation
+    if sent:
+        mutation.body = sent
+    else:
+        mutation.clear_body = True
+    return response.SerializeToString()
+
+
+def _flags(bits: int) -> frozenset[str]:
+    return frozenset(name for bit, name in _FLAGS if bits >> bit & 1)

@@ -1,0 +1,173 @@
+"""One ext_proc stream of the classic profile, which is shown the answer, too, and tells itself how the request ended.
+
+Beside what StreamExchange does: the head of the answer comes with Envoy's attributes; of a stream, each piece comes and
+is given back as the response tail leaves it; and when all is over there is one record, where the native profile has
+Envoy's log. Whatever ends the stream, `final` makes that record of what is known then.
+
+Deliberately not here: whether the caller left or the upstream broke off, which looks the same from here (see doubts),
+and what the answer says (dialects.tail).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from extproc.dialects.tail import Tail
+from extproc.ports import Departure, Gone, Head, Record, RecordKind
+from extproc.wire import answers, codec
+from extproc.wire.answers import Shown
+from extproc.wire.exchange import Read, StreamExchange, Write
+from extproc.wire.pb.ext_proc_pb2 import ProcessingRequest
+
+__all__ = ["ClassicExchange"]
+
+EVENTS = "text/event-stream"
+OK = 200
+PACED, FAILED = 429, 500
+EXHAUSTED = 503
+"""Status under which the caller is told that every upstream failed."""
+LEFT = "downstream_remote_reset"
+"""How a record says that the caller left."""
+
+
+class ClassicExchange(StreamExchange):
+    """See the head of this file. `clock` gives seconds."""
+
+    def __init__(self, read: Read, write: Write, clock: Callable[[], float]) -> None:
+        """Nothing is read before `head` is asked for."""
+        super().__init__(read, write)
+        self._clock = clock
+        self._request_id = ""
+        self._arrived = self._left = clock()
+        self._going: Departure | None = None
+        self._shown: Shown | None = None
+        self._answered: float | None = None
+        self._first: float | None = None
+        self._tail: Tail | None = None
+        self._whole = False
+        self._said = (0, "")
+
+    async def head(self) -> Head:
+        """See ports.Exchange."""
+        head = await super().head()
+        self._arrived = self._clock()
+        self._request_id = head.headers.get("x-request-id", "")
+        return head
+
+    async def forward(self, departure: Departure) -> None:
+        """See ports.Exchange."""
+        self._going = departure
+        await self._write(answers.departure(departure, self._asked, int(time.time() * 1000)))
+        self._left, self._asked = self._clock(), ""
+
+    async def abort(self, status: int, headers: Sequence[tuple[str, str]], body: bytes, details: str) -> None:
+        """See ports.Exchange."""
+        self._said = (status, details)
+        await super().abort(status, headers, body, details)
+
+    def release(self) -> bool:
+        """Stop watching a response that is under way. What is held of it goes on with its next piece, and then we go.
+
+        False when there is none.
+        """
+        if self._going is None:
+            return False
+        self._released = True
+        if self._waiting is not None and self._may_end():
+            self._waiting.cancel()
+        return True
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether what ended this was the caller or the upstream, and only another can tell."""
+        return not self._whole and not self._said[1]
+
+    def final(self) -> Record | None:
+        """How it ended; None for what never left, and for an answer that goes on without us."""
+        going, head = self._going, self._shown
+        if going is None or (self._released and not self._whole):
+            return None
+        first = self._first
+        return Record(
+            kind=RecordKind.FINAL,
+            ticket=going.ticket,
+            upstream=(head.upstream if head else "") or going.order[0],
+            status=self._status(),
+            flags=(head.flags if head else frozenset()) | ({LEFT} if self.in_doubt else frozenset()),
+            details=self._said[1] or (head.details if head else ""),
+            attempt=head.attempt if head else 0,
+            duration_s=self._clock() - self._arrived,
+            first_token_s=None if first is None else max(0.0, first - self._left),
+            answered_s=None if self._answered is None else self._answered - self._arrived,
+            request_id=self._request_id,
+            shown=head.status if head else 0,
+            headers=head.limits if head else {},
+            tail=self._tail.notes if self._tail else head.tail if head else {},
+        )
+
+    def _status(self) -> int:
+        """As the caller saw it: what the last upstream failed with becomes Envoy's own word."""
+        if self._shown is None:
+            return self._said[0]
+        status = self._shown.status
+        return EXHAUSTED if self._shown.upstream and (status >= FAILED or status == PACED) else status
+
+    def _may_end(self) -> bool:
+        return self._released and not (self._tail and self._tail.holds)
+
+    def _heed(self, message: ProcessingRequest) -> bytes:
+        match message.WhichOneof("request"):
+            case "response_headers":
+                return self._begin(message)
+            case "response_body":
+                return self._continue(message.response_body.body, ended=message.response_body.end_of_stream)
+            case "response_trailers":
+                self._end()
+                return codec.TRAILERS_PASS
+            case _:
+                raise Gone
+
+    def _begin(self, message: ProcessingRequest) -> bytes:
+        """An answer that is not a stream is whole once it begins: its gate has read it to its end."""
+        assert self._going is not None  # noqa: S101 - an answer comes after its departure
+        self._answered = self._clock()
+        self._shown = head = answers.shown(message)
+        read = not head.whole and head.status == OK and EVENTS in head.kind and not self._released
+        if read:
+            self._tail = _tail_of(self._going)
+        else:
+            self._whole = True
+            self._first = self._answered if head.upstream and not head.whole else None
+        return answers.pass_head(head, read=read)
+
+    def _continue(self, chunk: bytes, *, ended: bool) -> bytes:
+        if self._tail is None:
+            return answers.BODY_PASSES
+        if chunk and self._first is None:
+            self._first = self._clock()
+        if self._released:
+            return answers.body(self._tail.let_go() + chunk)
+        sent = self._tail.take(chunk)
+        if ended:
+            self._whole = True
+            sent += self._tail.last_words()
+        return answers.BODY_PASSES if sent == chunk else answers.body(sent)
+
+    def _end(self) -> None:
+        """Trailers: nothing can be added to the answer any more."""
+        if self._tail is not None and not self._whole:
+            self._tail.last_words()
+        self._whole = True
+
+
+def _tail_of(going: Departure) -> Tail:
+    cap = going.facts.get("cap")
+    return Tail(
+        going.dialect,
+        going.path,
+        hide=going.hide_usage,
+        cap=None if cap is None else float(cap),
+        stops="stops" in going.facts,
+        results="results" in going.facts,
+    )
