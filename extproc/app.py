@@ -23,6 +23,7 @@ from extproc.admission import Admission
 from extproc.console import state
 from extproc.core.events import Event
 from extproc.core.identity import Directory
+from extproc.core.orders import cutter
 from extproc.dispatch import Dispatch, Outlook, Timing
 from extproc.examination import Examination
 from extproc.handler import Handler
@@ -196,6 +197,7 @@ class Service:
             retries=retries,
             outlook=outlook,
             slow=self.breakers.slow,
+            cut=cutter(route.chain for route in settings.routes) if settings.gateway.profile == "classic" else None,
         )
         copies, observe = self.admission.copies, self.admission.observe
         examination = Examination(self.settings.longest_wait_s)

@@ -74,10 +74,11 @@ class Dispatch:
         *,
         outlook: Outlook,
         slow: Callable[[str], bool] = lambda _: False,
+        cut: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
     ) -> None:
         """Keep them. `fits`: whether an upstream answers prompts of so many tokens well. `retries` lends second
         attempts at an only upstream; None for never. slow: whether a breaker keeps users away merely because first
-        tokens are late.
+        tokens are late. cut: the beginning of an order that Envoy can be told (see core.orders); None where any can.
         """
         self._retries = retries
         self._policy = policy
@@ -88,6 +89,7 @@ class Dispatch:
         self._allows = allows
         self._fits = fits
         self._slow = slow
+        self._cut = cut
         self._outlook = outlook
         self._waits: dict[tuple[str, str, str], tuple[float, float]] = {}
         """By lane, route and upstream: when a wait was forecast, and for when."""
@@ -107,7 +109,7 @@ class Dispatch:
         flight.depart((first,), wants.prices, now)
         terms = self._terms[request.lane]
         names = self._affordable(wants, first)
-        flight.order = order = routing.order(
+        order = routing.order(
             first,
             names,
             self._allows,
@@ -115,6 +117,7 @@ class Dispatch:
             self._slow,
             lambda name: self._fits(name, wants.prompt),
         )
+        flight.order = order = order if self._cut is None else self._cut(order)
         flight.accounting = {name: self._policy.upstreams[name].accounting for name in order}
         rewrite = self._rewrite(request, order, document)
         last_resort = self._last_resort(request.route, greeting, document)

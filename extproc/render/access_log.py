@@ -36,11 +36,11 @@ def outcomes() -> Data:
     return _log(OUTCOMES_LOG, tags, ["retry-after", LAST_RESORT_HEADER])
 
 
-def attempts() -> Data:
-    """The log of the router: each attempt that failed."""
+def attempts(*also: str) -> Data:
+    """The log of the router: each attempt that failed. also: more response headers to tell."""
     failed = {"comparison": {"op": "GE", "value": {"default_value": 400, "runtime_key": "tidegate.attempts.from"}}}
     conditions = [{"status_code_filter": failed}, {"response_flag_filter": {}}]
-    log = _log(ATTEMPTS_LOG, {}, [ERROR_HEADER, STATUS_HEADER, WAIT_HEADER, *sorted(NAMES)])
+    log = _log(ATTEMPTS_LOG, {}, [ERROR_HEADER, STATUS_HEADER, WAIT_HEADER, *also, *sorted(NAMES)])
     return {**log, "filter": {"or_filter": {"filters": conditions}}}
 
 

@@ -1,4 +1,4 @@
-"""The clusters: one for each upstream, named like it, and the service itself.
+"""The clusters: one for each upstream, named like it, and the service itself; in the classic profile see also `gates`.
 
 Envoy's own limits are set out of the way: how much an upstream gets is admission's decision, and a breaker of Envoy's
 would turn an admitted request away. The default of three parallel retries would lose most failovers of an outage.
@@ -9,16 +9,13 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 
+from extproc.render.gates import gate_clusters
 from extproc.render.names import SERVICE_CLUSTER
-from extproc.render.shape import Data, address, extension, seconds, typed
+from extproc.render.shape import HTTP_PROTOCOLS, Data, address, breakers, extension, seconds, typed
 from extproc.render.upstream import upstream_filters
 from extproc.settings import Settings, UpstreamSettings
 
 __all__ = ["clusters"]
-
-_PROTOCOLS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
-_MANY = 100_000
-_RETRIES = 1000
 
 _NOBODY = ("127.0.0.1", 1)
 """Where a name that has no address leads, with the lowest priority: a refused connection lets the router go on to the
@@ -35,21 +32,26 @@ _BUNDLES = (
 
 def clusters(settings: Settings) -> list[Data]:
     """Every cluster, upstreams first."""
-    return [*(_upstream(settings, name) for name in settings.upstreams), _service(settings.service.address)]
+    return [
+        *(_upstream(settings, name) for name in settings.upstreams),
+        *(gate_clusters(settings) if settings.gateway.profile == "classic" else []),
+        _service(settings.service.address),
+    ]
 
 
 def _upstream(settings: Settings, name: str) -> Data:
     upstream = settings.upstreams[name]
+    own = {} if settings.gateway.profile == "classic" else {"http_filters": upstream_filters(settings, name)}
     return {
         "name": name,
         "connect_timeout": seconds(upstream.connect_timeout_s),
         **_upstream_address(name, upstream),
         "lb_policy": "LEAST_REQUEST",
         "per_connection_buffer_limit_bytes": settings.gateway.max_answer_bytes,
-        "circuit_breakers": _breakers(),
+        "circuit_breakers": breakers(),
         **({"transport_socket": _tls(upstream)} if upstream.tls else {}),
         "typed_extension_protocol_options": {
-            _PROTOCOLS: typed(_PROTOCOLS, **_protocol(upstream), http_filters=upstream_filters(settings, name))
+            HTTP_PROTOCOLS: typed(HTTP_PROTOCOLS, **_protocol(upstream), **own),
         },
     }
 
@@ -103,7 +105,7 @@ def _service(where: str) -> Data:
         "connect_timeout": "1s",
         **_service_address(where),
         "lb_policy": "LEAST_REQUEST",
-        "circuit_breakers": _breakers(),
+        "circuit_breakers": breakers(),
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "health_checks": [
             {
@@ -116,8 +118,8 @@ def _service(where: str) -> Data:
             }
         ],
         "typed_extension_protocol_options": {
-            _PROTOCOLS: typed(
-                _PROTOCOLS,
+            HTTP_PROTOCOLS: typed(
+                HTTP_PROTOCOLS,
                 explicit_http_config={
                     "http2_protocol_options": {"connection_keepalive": {"interval": "1.5s", "timeout": "3s"}}
                 },
@@ -156,8 +158,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _breakers() -> Data:
-    limits = {"max_connections": _MANY, "max_pending_requests": _MANY, "max_requests": _MANY, "max_retries": _RETRIES}
-    return {"thresholds": [limits]}

@@ -9,11 +9,13 @@ One request: `listener` (headers that only Envoy may set are removed) -> `filter
 attempt) -> back through `lua/upstream.lua` and `lua/tail.lua`, which note what the answer said, to `access_log`.
 
 Data, not types: Envoy is the authority on its own configuration, and every rendered one is put before it in the tests.
-Deliberately not here: Kubernetes objects (see `k8s`), and profiles for older Envoys; this one was run on 1.40.
+For Envoys before 1.39 there is another way to the upstreams, see `gates`. Deliberately not here: Kubernetes objects
+(see `k8s`).
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -22,6 +24,7 @@ import tempfile
 from pathlib import Path
 
 from extproc.render.clusters import clusters
+from extproc.render.gates import gate_listeners
 from extproc.render.listener import listener
 from extproc.render.probe import probe_listener
 from extproc.render.shape import Data, address
@@ -44,12 +47,13 @@ class RenderError(Exception):
 
 def bootstrap(settings: Settings) -> Data:
     """The whole configuration of one Envoy."""
+    gates = gate_listeners(settings) if settings.gateway.profile == "classic" else []
     return {
         "node": {"id": "tidegate", "cluster": "tidegate"},
         "admin": {"address": address("127.0.0.1", settings.gateway.admin_port)},
         "static_resources": {
             "secrets": secrets(settings),
-            "listeners": [listener(settings), probe_listener(settings)],
+            "listeners": [listener(settings), probe_listener(settings), *gates],
             "clusters": clusters(settings),
         },
     }
@@ -67,7 +71,14 @@ def write_secrets(settings: Settings) -> None:
 
 
 def find_envoy(name: str = "envoy") -> str:
-    """Path of the Envoy binary: beside this Python, else on PATH. RenderError where there is none."""
+    """Path of the Envoy binary: what TIDEGATE_ENVOY says, else beside this Python, else on PATH.
+
+    RenderError where there is none.
+    """
+    if told := os.environ.get("TIDEGATE_ENVOY"):
+        if shutil.which(told) is None:
+            raise RenderError(f"TIDEGATE_ENVOY: {told} is no program")
+        return told
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.is_file() else shutil.which(name)
     if not found:

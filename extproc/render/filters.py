@@ -3,6 +3,9 @@
 Flood guard (before a byte of the body is kept), the wording of final failures, the response tail, who is calling (JWT),
 admission (ext_proc), the router. Answers pass them in reverse: the tail reads an answer before anything else could
 change it, and after admission, which does not look at answers at all.
+
+In the classic profile admission reads the answers itself, so there is no tail; what it alone may read of an answer is
+taken away behind it, should it be away.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Iterator
 
 from extproc.render.access_log import attempts
 from extproc.render.lua import tail_script
-from extproc.render.names import ROUTE, SERVICE_CLUSTER
+from extproc.render.names import FLAGS_HEADER, ROUTE, SERVICE_CLUSTER, UPSTREAM_HEADER
 from extproc.render.shape import Data, extension, seconds, source, typed
 from extproc.settings import FloodSettings, JwtSettings, Settings
 
@@ -27,16 +30,25 @@ JWT_NAMESPACE = "envoy.filters.http.jwt_authn"
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 _UNLIMITED = 4294967295
 
+_ABOUT_ANSWERS = (
+    "upstream.address",
+    "upstream.request_attempt_count",
+    "response.code_details",
+    "response.flags",
+    "xds.cluster_name",
+)
+"""What admission is told of an answer besides its headers, in the classic profile."""
+
 
 def http_filters(settings: Settings) -> list[Data]:
     """All filters of the main listener."""
+    classic = settings.gateway.profile == "classic"
     return [
         *_flood(settings.flood),
-        _final_failures(),
-        extension(TAIL_FILTER, "envoy.extensions.filters.http.lua.v3.Lua", default_source_code=source(tail_script())),
+        *([_hiding(settings), _final_failures(_FROM_GATE)] if classic else [_native_failures(), _tail()]),
         *([_jwt(settings.identity.jwt)] if settings.identity.jwt else []),
         _admission(settings),
-        router(upstream_log=[attempts()]),
+        router(upstream_log=[attempts(*([FLAGS_HEADER] if classic else []))]),
     ]
 
 
@@ -92,17 +104,21 @@ def _any_value(key: str, bucket: Data) -> Data:
     return {"entries": [{"key": key}], "token_bucket": bucket}
 
 
-def _final_failures() -> Data:
+def _native_failures() -> Data:
+    from_upstream = _input("envoy.type.matcher.v3.HttpResponseLocalReplyMatchInput", {"exact": "false"})
+    return _final_failures(from_upstream, response_code_details=EXHAUSTED)
+
+
+def _final_failures(from_upstream: Data, **fields: str) -> Data:
     """Turns an upstream's last 5xx or 429 into a local reply, which `refusals` words like every other."""
     status = "envoy.type.matcher.v3.HttpResponseStatusCode"
-    server_error = _input(f"{status}ClassMatchInput", "5xx")
-    paced = _input(f"{status}MatchInput", "429")
-    from_upstream = _input("envoy.type.matcher.v3.HttpResponseLocalReplyMatchInput", "false")
+    server_error = _input(f"{status}ClassMatchInput", {"exact": "5xx"})
+    paced = _input(f"{status}MatchInput", {"exact": "429"})
     policy = extension(
         "reword",
         "envoy.extensions.http.custom_response.local_response_policy.v3.LocalResponsePolicy",
         status_code=503,
-        response_code_details=EXHAUSTED,
+        **fields,
     )
     failed = {"or_matcher": {"predicate": [server_error, paced]}}
     matcher = {"predicate": {"and_matcher": {"predicate": [from_upstream, failed]}}, "on_match": {"action": policy}}
@@ -113,8 +129,33 @@ def _final_failures() -> Data:
     )
 
 
-def _input(kind: str, value: str) -> Data:
-    return {"single_predicate": {"input": {"name": kind, "typed_config": typed(kind)}, "value_match": {"exact": value}}}
+def _input(kind: str, value: Data, **fields: str) -> Data:
+    read = {"name": kind, "typed_config": typed(kind, **fields)}
+    return {"single_predicate": {"input": read, "value_match": value}}
+
+
+_FROM_GATE = _input(
+    "envoy.type.matcher.v3.HttpResponseHeaderMatchInput",
+    {"safe_regex": {"google_re2": {}, "regex": ".+"}},
+    header_name=UPSTREAM_HEADER,
+)
+"""Whether an answer came through a gate: older Envoys cannot tell whether a reply is their own."""
+
+
+def _tail() -> Data:
+    """Reads the end of a streamed answer."""
+    return extension(TAIL_FILTER, "envoy.extensions.filters.http.lua.v3.Lua", default_source_code=source(tail_script()))
+
+
+def _hiding(settings: Settings) -> Data:
+    """Takes off what gates and upstreams tell Envoy and admission."""
+    matchers = [{"prefix": "x-tg-"}, {"contains": "ratelimit-"}, {"contains": "tokenlimit-"}]
+    matchers += [] if settings.internal_headers else [{"exact": UPSTREAM_HEADER}]
+    return extension(
+        "tidegate.hide_notes",
+        "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
+        mutations={"response_mutations": [{"remove_on_match": {"key_matcher": matcher}} for matcher in matchers]},
+    )
 
 
 def _jwt(jwt: JwtSettings) -> Data:
@@ -142,6 +183,7 @@ def _admission(settings: Settings) -> Data:
     """Asks Tidegate. Should it be away, the request goes on without a ticket, and the routes refuse it: running answers
     must not be cut when the service restarts. Trailers are asked for so that the stream lives as long as the answer.
     """
+    classic = settings.gateway.profile == "classic"
     namespaces = {"receiving_namespaces": {"untyped": [ROUTE]}}
     if settings.identity.jwt:
         namespaces = {"forwarding_namespaces": {"untyped": [JWT_NAMESPACE]}, **namespaces}
@@ -153,18 +195,22 @@ def _admission(settings: Settings) -> Data:
         message_timeout=seconds(settings.gateway.message_timeout_s),
         max_message_timeout=seconds(settings.max_message_timeout_s),
         mutation_rules={"allow_envoy": True},
-        processing_mode=processing_mode("BUFFERED"),
+        processing_mode=processing_mode(settings, "BUFFERED"),
         metadata_options=namespaces,
+        **({"response_attributes": list(_ABOUT_ANSWERS), "allow_mode_override": True} if classic else {}),
     )
 
 
-def processing_mode(body: str) -> Data:
-    """What admission is shown of a request, and that it is shown nothing of the answer but its end."""
+def processing_mode(settings: Settings, body: str) -> Data:
+    """What admission is shown of a request, and that it is shown nothing of the answer but its end.
+
+    In the classic profile also the headers of the answer; it asks for the body where it has to read that.
+    """
     return {
         "request_header_mode": "SEND",
         "request_body_mode": body,
         "request_trailer_mode": "SKIP",
-        "response_header_mode": "SKIP",
+        "response_header_mode": "SEND" if settings.gateway.profile == "classic" else "SKIP",
         "response_body_mode": "NONE",
         "response_trailer_mode": "SEND",
     }

@@ -34,8 +34,7 @@ def listener(settings: Settings) -> Data:
         # reaches the service, which cannot take it either, and would seem to be away.
         http2_protocol_options={"initial_stream_window_size": max(_SMALLEST_WINDOW, gateway.max_body_bytes)},
         local_reply_config=local_replies(settings),
-        access_log=[outcomes()],
-        access_log_options={"access_log_flush_interval": "5s"},
+        **({} if gateway.profile == "classic" else _outcomes()),
         route_config=route_config(settings),
         http_filters=http_filters(settings),
     )
@@ -45,6 +44,11 @@ def listener(settings: Settings) -> Data:
         "per_connection_buffer_limit_bytes": gateway.max_body_bytes,
         "filter_chains": [{"filters": [manager]}],
     }
+
+
+def _outcomes() -> Data:
+    """How requests ended, and which still run. In the classic profile admission sees it."""
+    return {"access_log": [outcomes()], "access_log_options": {"access_log_flush_interval": "5s"}}
 
 
 def connection_manager(**fields: object) -> Data:

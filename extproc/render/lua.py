@@ -13,7 +13,7 @@ from importlib import resources
 from extproc.dialects.errors import Row, rows_of, words_about_us
 from extproc.settings import Settings
 
-__all__ = ["host_script", "tail_script", "upstream_script"]
+__all__ = ["gate_script", "host_script", "tail_script", "upstream_script"]
 
 
 def tail_script() -> str:
@@ -27,6 +27,11 @@ def host_script(host: str) -> str:
     return f'function envoy_on_request(handle) handle:headers():replace(":authority", {_quoted(host)}) end'
 
 
+def gate_script(header: str) -> str:
+    """What turns a header of admission's into metadata."""
+    return f"local HEADER = {_quoted(header)}\n\n" + _joined("json", "gate")
+
+
 def upstream_script(settings: Settings, name: str) -> str:
     """What fits a request to one upstream, and reads its answer."""
     upstream = settings.upstreams[name]
@@ -34,6 +39,7 @@ def upstream_script(settings: Settings, name: str) -> str:
         "name": _quoted(name),
         "prefix": _quoted(upstream.path),
         "owned": "true" if upstream.owned else "false",
+        **({"gate": "true"} if settings.gateway.profile == "classic" else {}),
         "wider": _table(f"[{_quoted(other)}] = true" for other in _wider(settings, name)),
     }
     known = f"local SELF = {_table(f'{key} = {value}' for key, value in own.items())}\n"

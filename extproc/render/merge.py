@@ -317,8 +317,9 @@ def _fill_manager(manager: _Manager, ours: Parts) -> list[str]:
     router = filters[-1]["typed_config"]
     router["upstream_log"] = _list(router, "upstream_log", place) + ours.upstream_log
     config["http_filters"] = _like(filters, [*filters[:-1], *ours.http_filters, filters[-1]])
-    _report_running(config, place)
-    config["access_log"] += ours.access_log
+    if ours.access_log:
+        _report_running(config, place)
+        config["access_log"] += ours.access_log
     replies = config.setdefault("local_reply_config", {})
     replies["mappers"] = _like(replies.get("mappers"), [*ours.mappers, *_list(replies, "mappers", place)])
     before = [named(item) for item in filters[:-1]]

@@ -29,14 +29,19 @@ from __future__ import annotations
 __all__ = [
     "ATTEMPTS_LOG",
     "ERROR_HEADER",
+    "FLAGS_HEADER",
+    "HIDDEN_FROM_UPSTREAMS",
     "LAST_RESORT_HEADER",
     "LIMITS",
+    "ORDER_HEADER",
     "OUTCOMES_LOG",
     "PROBE_HEADER",
     "ROUTE",
+    "ROUTE_HEADER",
     "SERVICE_CLUSTER",
     "STATUS_HEADER",
     "TAIL",
+    "UPSTREAM_HEADER",
     "WAIT_HEADER",
 ]
 
@@ -54,9 +59,28 @@ PROBE_HEADER = "x-tidegate-probe"
 
 ERROR_HEADER = "x-tg-err"
 """`type/code` of an upstream's error, for the attempts log."""
+FLAGS_HEADER = "x-tg-flags"
+"""Classic profile: Envoy's flags where an upstream gave a gate no answer, for the attempts log."""
 LAST_RESORT_HEADER = "x-tidegate-last-resort"
 """Marks an answer that stands in where no upstream answered."""
 STATUS_HEADER = "x-tg-status"
 """Status that the upstream really sent, where Lua replaced it so that the next one is tried."""
 WAIT_HEADER = "x-tg-wait"
 """How long an upstream's error says to wait in its body, as a duration (`22s`)."""
+
+UPSTREAM_HEADER = "x-tidegate-upstream"
+"""Who answered. In the classic profile gates say it."""
+ORDER_HEADER = "x-tidegate-cluster"
+"""Classic profile: the cluster by which a request goes through its order of upstreams."""
+ROUTE_HEADER = "x-tidegate-route"
+"""Classic profile: `llm.route` as JSON in ASCII, for the gates."""
+
+HIDDEN_FROM_UPSTREAMS = (
+    "accept-encoding",
+    "x-forwarded-for",
+    "x-forwarded-proto",
+    "x-envoy-attempt-count",
+    "x-envoy-external-address",
+    "x-envoy-internal",
+)
+"""What Envoy says of the caller and of itself."""

@@ -24,9 +24,10 @@ from extproc.dialects.paths import FAMILIES
 from extproc.render.access_log import attempts, outcomes
 from extproc.render.clusters import clusters
 from extproc.render.filters import ADMISSION, JWT_NAMESPACE, http_filters
+from extproc.render.gates import gate_listeners
 from extproc.render.listener import request_cleaning
 from extproc.render.lua import host_script
-from extproc.render.names import SERVICE_CLUSTER
+from extproc.render.names import FLAGS_HEADER, SERVICE_CLUSTER
 from extproc.render.probe import probe_listener
 from extproc.render.refusals import cel, local_replies
 from extproc.render.routes import route_config
@@ -94,24 +95,28 @@ class Parts:
 def parts(settings: Settings) -> Parts:
     """All parts for these settings."""
     filters = list(_filters(settings))
+    classic = settings.gateway.profile == "classic"
     return Parts(
         http_filters=filters,
         routes=list(_routes(settings, [item["name"] for item in filters])),
-        clusters=list(map(_cluster, clusters(settings))),
+        clusters=[_cluster(settings, cluster) for cluster in clusters(settings)],
         secrets=secrets(settings),
-        listeners=[{**probe_listener(settings), "name": f"{OURS}probe"}],
-        access_log=[{**outcomes(), "filter": _HERE}],
-        upstream_log=[_of_our_upstreams(settings, attempts())],
+        listeners=[
+            {**probe_listener(settings), "name": f"{OURS}probe"},
+            *(gate_listeners(settings) if classic else []),
+        ],
+        access_log=[] if classic else [{**outcomes(), "filter": _HERE}],
+        upstream_log=[_of_our_upstreams(settings, attempts(*([FLAGS_HEADER] if classic else [])))],
         mappers=[_left_alone(), *(_of_ours(mapper) for mapper in local_replies(settings)["mappers"])],
     )
 
 
-def _cluster(cluster: Data) -> Data:
+def _cluster(settings: Settings, cluster: Data) -> Data:
     """Marked as ours. Its own filters remove what the router tells upstreams, and set the host: where the router does
-    that, it tells which host callers asked for.
+    that, it tells which host callers asked for. In the classic profile gates do both.
     """
     found = {**cluster, "metadata": {"filter_metadata": {OWNER: {"part": True}}}}
-    if cluster["name"] == SERVICE_CLUSTER:
+    if cluster["name"] == SERVICE_CLUSTER or settings.gateway.profile == "classic":
         return found
     (protocols,) = cluster["typed_extension_protocol_options"].values()
     endpoint = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
@@ -228,7 +233,10 @@ def _route(settings: Settings, route: Data, filters: list[str]) -> Data:
 def _of_our_upstreams(settings: Settings, log: Data) -> Data:
     """An attempt carries no metadata, but the cluster that it went to."""
     names = ", ".join(f"'{name}'" for name in settings.upstreams)
-    return {**log, "filter": _both(cel(f"xds.cluster_name in [{names}]"), log["filter"])}
+    ours = f"xds.cluster_name in [{names}]"
+    if settings.gateway.profile == "classic":
+        ours = "xds.cluster_name.startsWith('tidegate:')"
+    return {**log, "filter": _both(cel(ours), log["filter"])}
 
 
 def _of_ours(mapper: Data) -> Data:

@@ -6,6 +6,7 @@ is slow and small on purpose: whoever reaches it could otherwise spend the keys.
 
 from __future__ import annotations
 
+from extproc.core.orders import name_of
 from extproc.render.filters import local_rate_limit, router, token_bucket
 from extproc.render.listener import connection_manager
 from extproc.render.names import PROBE_HEADER
@@ -52,16 +53,17 @@ def _host(settings: Settings) -> Data:
         "name": "probe",
         "domains": ["*"],
         "request_headers_to_remove": [PROBE_HEADER, "accept-encoding", "x-forwarded-proto"],
-        "routes": [*(_route(name) for name in settings.upstreams), _nothing()],
+        "routes": [*(_route(settings, name) for name in settings.upstreams), _nothing()],
     }
 
 
-def _route(name: str) -> Data:
+def _route(settings: Settings, name: str) -> Data:
+    where = name_of((name,)) if settings.gateway.profile == "classic" else name
     forced = {"name": PROBE_HEADER, "string_match": {"exact": name}}
     return {
         "name": name,
         "match": {"prefix": "/", "headers": [forced]},
-        "route": {"cluster": name, "timeout": "15s", "auto_host_rewrite": True},
+        "route": {"cluster": where, "timeout": "15s", "auto_host_rewrite": True},
     }
 
 

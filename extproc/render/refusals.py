@@ -19,7 +19,7 @@ from extproc.core.refusal import Reason
 from extproc.core.request import Dialect
 from extproc.dialects import message_of
 from extproc.render.names import LAST_RESORT_HEADER, ROUTE
-from extproc.render.shape import Data, extension, set_header
+from extproc.render.shape import Data, extension, set_header, source
 from extproc.settings import Settings
 
 __all__ = ["LANGUAGES", "away", "cel", "local_replies"]
@@ -32,6 +32,7 @@ LANGUAGES: dict[str, list[Data]] = {
 
 _ANTHROPIC_PATH = r"^/v1/messages([/?].*)?$"
 _REQUEST_ID = "%REQ(x-request-id)%"
+_WITH_REQUEST_ID = f', "request_id": "{_REQUEST_ID}"'
 _FAIL_BODY = f"%DYNAMIC_METADATA({ROUTE}:fail_body)%"
 _DEADLINE = "response.code_details == 'response_timeout'"
 """The limit on a whole answer ran out; where the request had a deadline, that is the limit."""
@@ -103,8 +104,14 @@ def away(settings: Settings, dialect: Dialect, language: str) -> Data:
         "Admission is not available at the moment. Please try again.",
         retry_after_s=2,
     )
+    body = refusal.body(dialect, language)
+    if settings.gateway.profile == "classic":  # older Envoys put nothing into the body of a route
+        return {
+            "direct_response": {"status": refusal.status, "body": source(body.replace(_WITH_REQUEST_ID, ""))},
+            "response_headers_to_add": [*refusal.headers(), set_header("content-type", "application/json")],
+        }
     return {
-        "direct_response": {"status": refusal.status, "body_format": _json(refusal.body(dialect, language))},
+        "direct_response": {"status": refusal.status, "body_format": _json(body)},
         "response_headers_to_add": refusal.headers(),
     }
 

@@ -3,6 +3,8 @@
 "Admitted" is a ticket in the request's metadata, which only the service can put there. Envoy chooses the route twice:
 before admission, which is where the flood guard and ext_proc read their per-route settings, and again after it. So
 every path has a route of both kinds, and both carry the same ext_proc override.
+
+In the classic profile a retry stays in the cluster that admission named: it takes the next of its order (see `gates`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,15 @@ from collections.abc import Iterator
 
 from extproc.core.request import Dialect
 from extproc.render.filters import ADMISSION, TAIL_FILTER, processing_mode
-from extproc.render.names import ERROR_HEADER, ROUTE, STATUS_HEADER, WAIT_HEADER
+from extproc.render.names import (
+    ERROR_HEADER,
+    HIDDEN_FROM_UPSTREAMS,
+    ORDER_HEADER,
+    ROUTE,
+    STATUS_HEADER,
+    UPSTREAM_HEADER,
+    WAIT_HEADER,
+)
 from extproc.render.refusals import LANGUAGES, away
 from extproc.render.shape import Data, extension, seconds, set_header, typed
 from extproc.settings import Settings
@@ -21,18 +31,8 @@ __all__ = ["route_config"]
 _PRICED = r"/v1/(chat/completions|completions|embeddings|responses)"
 _PRICED_ANTHROPIC = r"/v1/messages(/count_tokens)?"
 
-_HIDDEN_FROM_UPSTREAMS = (
-    "accept-encoding",
-    "x-forwarded-for",
-    "x-forwarded-proto",
-    "x-envoy-attempt-count",
-    "x-envoy-external-address",
-    "x-envoy-internal",
-)
+_NOTES = (ERROR_HEADER, STATUS_HEADER, WAIT_HEADER)
 _HIDDEN_FROM_CALLERS = (
-    ERROR_HEADER,
-    STATUS_HEADER,
-    WAIT_HEADER,
     "alt-svc",
     "set-cookie",
     "strict-transport-security",
@@ -40,6 +40,15 @@ _HIDDEN_FROM_CALLERS = (
     "openai-organization",
     "openai-project",
 )
+
+_NEXT_PRIORITY: Data = {
+    "retry_priority": extension(
+        "envoy.retry_priorities.previous_priorities",
+        "envoy.extensions.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig",
+        update_frequency=1,
+    )
+}
+"""What a retry takes in an aggregate cluster: a member that was not tried."""
 
 
 def route_config(settings: Settings) -> Data:
@@ -71,20 +80,20 @@ def _admitted(settings: Settings) -> Iterator[Data]:
     stall, idle = settings.timeouts.stall_s, settings.gateway.idle_timeout_s
     streams = [_metadata("ticket", {"present_match": True}), _metadata("stream", {"bool_match": True})]
     tickets = [_metadata("ticket", {"present_match": True})]
-    others = _next(len(settings.upstreams) - 1)
+    others = _next(settings, len(settings.upstreams) - 1)
     for kind, told, silence in (("stream", streams, stall), ("answer", tickets, idle)):
         again = {**priced, "dynamic_metadata": [*told, _metadata("again", {"bool_match": True})]}
         yield _forward(settings, f"{kind}-again", again, silence, _again())
         yield _forward(settings, kind, {**priced, "dynamic_metadata": told}, silence, others)
     yield {
         **_forward(settings, "other", {"prefix": "/", "dynamic_metadata": tickets}, idle, None),
-        "typed_per_filter_config": {**_pass_through(), **_no_tail()},
+        "typed_per_filter_config": {**_pass_through(settings), **_no_tail(settings)},
     }
 
 
 def _not_admitted(settings: Settings) -> Iterator[Data]:
     """The service is away, silent, or did not say go."""
-    unread = {"typed_per_filter_config": _pass_through()}
+    unread = {"typed_per_filter_config": _pass_through(settings)}
     messages = {"path_separated_prefix": "/v1/messages"}
     for language, asked in LANGUAGES.items():
         headers = {"headers": asked} if asked else {}
@@ -101,7 +110,26 @@ def _metadata(key: str, value: Data) -> Data:
 
 
 def _forward(settings: Settings, name: str, match: Data, idle_s: float, retries: Data | None) -> Data:
-    """A route to the upstreams, in the order that admission wrote, or as the settings list them."""
+    """A route to the upstreams, in the order that admission wrote."""
+    classic = settings.gateway.profile == "classic"
+    return {
+        "name": name,
+        "match": match,
+        "route": {
+            **({"cluster_header": ORDER_HEADER} if classic else _by_priority(settings)),
+            "timeout": "0s",
+            "idle_timeout": seconds(idle_s),
+            **({} if classic else {"auto_host_rewrite": True}),
+            **({"retry_policy": retries} if retries else {}),
+        },
+        "request_headers_to_remove": [*HIDDEN_FROM_UPSTREAMS, *([ORDER_HEADER] if classic else [])],
+        "response_headers_to_remove": [*([] if classic else _NOTES), *_HIDDEN_FROM_CALLERS],
+        "response_headers_to_add": _told_to_callers(settings),
+    }
+
+
+def _by_priority(settings: Settings) -> Data:
+    """The order of the metadata; without one, as the settings list them."""
     groups = [{"name": name, "clusters": [{"cluster_name": name, "weight": 1}]} for name in settings.upstreams]
     specifier = extension(
         "envoy.router.cluster_specifier_plugin.priority_group",
@@ -109,29 +137,16 @@ def _forward(settings: Settings, name: str, match: Data, idle_s: float, retries:
         override_metadata_namespace=ROUTE,
         priority_groups=groups,
     )
-    return {
-        "name": name,
-        "match": match,
-        "route": {
-            "inline_cluster_specifier_plugin": {"extension": specifier},
-            "timeout": "0s",
-            "idle_timeout": seconds(idle_s),
-            "auto_host_rewrite": True,
-            **({"retry_policy": retries} if retries else {}),
-        },
-        "request_headers_to_remove": list(_HIDDEN_FROM_UPSTREAMS),
-        "response_headers_to_remove": list(_HIDDEN_FROM_CALLERS),
-        "response_headers_to_add": _told_to_callers(settings),
-    }
+    return {"inline_cluster_specifier_plugin": {"extension": specifier}}
 
 
-def _next(count: int) -> Data:
+def _next(settings: Settings, count: int) -> Data:
     """The next upstream, at once. Admission lowers the count to its order with `x-envoy-max-retries`."""
     return {
         "retry_on": "5xx,reset,connect-failure,retriable-status-codes",
         "retriable_status_codes": [429],
         "num_retries": count,
-        "refresh_cluster_on_retry": True,
+        **(_NEXT_PRIORITY if settings.gateway.profile == "classic" else {"refresh_cluster_on_retry": True}),
         "retry_back_off": {"base_interval": "0.001s", "max_interval": "0.010s"},
     }
 
@@ -151,16 +166,19 @@ def _again() -> Data:
 def _told_to_callers(settings: Settings) -> list[Data]:
     headers = {"x-tidegate-queue-ms": f"%DYNAMIC_METADATA({ROUTE}:queue_ms)%"}
     if settings.internal_headers:
-        headers["x-tidegate-upstream"] = "%UPSTREAM_CLUSTER%"
+        if settings.gateway.profile != "classic":  # there the gate says its name
+            headers[UPSTREAM_HEADER] = "%UPSTREAM_CLUSTER%"
         headers["x-tidegate-attempts"] = "%UPSTREAM_REQUEST_ATTEMPT_COUNT%"
     return [set_header(name, value) for name, value in headers.items()]
 
 
-def _pass_through() -> Data:
+def _pass_through(settings: Settings) -> Data:
     """Uploads are not kept in memory: admission decides by their headers."""
     kind = "envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
-    return {ADMISSION: typed(kind, overrides={"processing_mode": processing_mode("NONE")})}
+    return {ADMISSION: typed(kind, overrides={"processing_mode": processing_mode(settings, "NONE")})}
 
 
-def _no_tail() -> Data:
+def _no_tail(settings: Settings) -> Data:
+    if settings.gateway.profile == "classic":
+        return {}
     return {TAIL_FILTER: typed("envoy.extensions.filters.http.lua.v3.LuaPerRoute", disabled=True)}

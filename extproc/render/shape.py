@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Data", "address", "extension", "seconds", "set_header", "source", "typed"]
+__all__ = ["HTTP_PROTOCOLS", "Data", "address", "breakers", "extension", "seconds", "set_header", "source", "typed"]
 
 Data = dict[str, Any]
 
+HTTP_PROTOCOLS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+"""Type of a cluster's options for HTTP, and the key that they stand under."""
+
 _TYPES = "type.googleapis.com/"
+_MANY = 100_000
+_RETRIES = 1000
 
 
 def typed(kind: str, **fields: Any) -> Data:
@@ -40,3 +45,9 @@ def source(text: str) -> Data:
 def address(host: str, port: int) -> Data:
     """An IP address and port to listen on or to connect to."""
     return {"socket_address": {"address": host, "port_value": port}}
+
+
+def breakers() -> Data:
+    """Envoy's own limits of a cluster, out of the way."""
+    limits = {"max_connections": _MANY, "max_pending_requests": _MANY, "max_requests": _MANY, "max_retries": _RETRIES}
+    return {"thresholds": [limits]}

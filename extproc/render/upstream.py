@@ -20,7 +20,7 @@ from extproc.render.lua import upstream_script
 from extproc.render.shape import Data, extension, set_header, source
 from extproc.settings import PROVIDERS, Settings, UpstreamSettings
 
-__all__ = ["secret_files", "secrets", "upstream_filters"]
+__all__ = ["attempt_filters", "secret_files", "secrets", "upstream_filters"]
 
 _ANTHROPIC_VERSION = "2023-06-01"
 
@@ -67,6 +67,12 @@ def _secret_of(name: str, file: str) -> Data:
 
 def upstream_filters(settings: Settings, name: str) -> list[Data]:
     """The HTTP filters of one upstream's cluster."""
+    codec = "envoy.extensions.filters.http.upstream_codec.v3.UpstreamCodec"
+    return [*attempt_filters(settings, name), extension("envoy.filters.http.upstream_codec", codec)]
+
+
+def attempt_filters(settings: Settings, name: str) -> list[Data]:
+    """What happens to each attempt at one upstream, wherever these filters stand."""
     upstream = settings.upstreams[name]
     script = source(upstream_script(settings, name))
     return [
@@ -81,7 +87,6 @@ def upstream_filters(settings: Settings, name: str) -> list[Data]:
             },
         ),
         extension("tidegate.upstream", "envoy.extensions.filters.http.lua.v3.Lua", default_source_code=script),
-        extension("envoy.filters.http.upstream_codec", "envoy.extensions.filters.http.upstream_codec.v3.UpstreamCodec"),
     ]
 
 

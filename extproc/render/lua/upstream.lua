@@ -4,8 +4,8 @@
 -- words do.
 --
 -- All attempts of a request share one header map, so everything set here is set or removed by every upstream. The body
--- is fresh for each attempt. Before this text stand, for each upstream, `SELF` (name, prefix, owned, and the names of
--- those whose window is wider) and `ROWS`, what its provider's errors mean.
+-- is fresh for each attempt. Before this text stand, for each upstream, `SELF` (name, prefix, owned, whether it runs in a
+-- gate of the classic profile, and the names of those whose window is wider) and `ROWS`, what its provider's errors mean.
 --
 -- Not done: answers that are not priced in tokens are not read. The first event of a stream cannot be: Envoy's Lua sees
 -- a body in parts only once the headers have gone on.
@@ -151,8 +151,10 @@ local function next_please(handle, status)
   headers:replace(":status", route_of(handle).again and "502" or "503")
 end
 
--- The answer goes to the caller: what it says about the limits of our account goes to the service instead.
+-- The answer goes to the caller: what it says about the limits of our account goes to the service instead. Behind a gate
+-- admission reads these headers itself, and takes them away.
 local function keep_limits(handle)
+  if SELF.gate then return end
   local headers, found = handle:headers(), {}
   for name, value in pairs(headers) do
     if find(name, "ratelimit-", 1, true) or find(name, "tokenlimit-", 1, true) then found[name] = sub(value, 1, 64) end
@@ -277,6 +279,7 @@ function envoy_on_response(handle)
   local route = route_of(handle)
   if not route.ticket then return end
   local order, headers = route.priority_groups or {}, handle:headers()
+  if SELF.gate and headers:get("x-tg-flags") then return end  -- Envoy's own words: the upstream gave no answer
   local status = tonumber(headers:get(":status"))
   if status >= 400 then return refused(handle, text_of(handle), status, order) end
   local kind = headers:get("content-type") or ""
