@@ -96,6 +96,13 @@ def test_usage_on_a_chunk_with_choices_is_noted_and_kept(tail: Tail) -> None:
     assert ran.notes == {"in": 3, "out": 0, "finish": "stop", "done": "1", "events": 2, "bad": "empty"}
 
 
+def test_a_line_too_many_does_not_end_the_reading(tail: Tail) -> None:
+    """Some servers end an event with three line ends."""
+    ran = tail.run(text(WORD, WORD + b"\n", FINISH, USAGE, DONE, hide=True))
+    assert ran.out == WORD + WORD + b"\n" + FINISH + DONE
+    assert (ran.notes["in"], ran.logged) == (3, [])
+
+
 def test_usage_is_shown_to_those_who_asked(tail: Tail) -> None:
     assert tail.run(text(FINISH, USAGE, DONE)).out == FINISH + USAGE + DONE
 

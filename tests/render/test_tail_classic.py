@@ -5,12 +5,10 @@ notes, whatever the stream and wherever it is cut.
 from __future__ import annotations
 
 import random
-import re
 
 import pytest
 
-from extproc.dialects.noting import code_of
-from extproc.dialects.tail import LIMIT, Tail
+from extproc.dialects.tail import Tail
 from tests.render.scripts import Tail as Lua
 from tests.render.streams import HOSTILE, MARK, Stream, make
 
@@ -62,6 +60,22 @@ def test_streams_of_servers(lua: Lua) -> None:
     print("seed", seed)  # noqa: T201 - to find it again
     for case in range(CASES):
         same(lua, make(random.Random(seed + case)), (case, seed))
+
+
+def test_streams_that_were_tampered_with(lua: Lua) -> None:
+    """Those of servers, with a piece put in, taken out, or sent twice, here and there."""
+    seed = random.randrange(1 << 32)
+    print("seed", seed)  # noqa: T201 - to find it again
+    for case in range(CASES):
+        chance = random.Random(seed + case)
+        stream = make(chance)
+        for _ in range(chance.choice([1, 1, 2, 5])):
+            place = chance.randrange(len(stream.chunks))
+            chunk = stream.chunks[place]
+            at = chance.choice([0, len(chunk), chance.randrange(len(chunk) + 1)])
+            piece = chance.choice([chance.choice(PARTS), chunk[at : at + 9], chunk])
+            stream.chunks[place] = chunk[:at] + piece + chunk[at + chance.choice([0, 0, 1, 5]) :]
+        same(lua, stream, (case, seed))
 
 
 def test_streams_of_nobody(lua: Lua) -> None:

@@ -213,7 +213,7 @@ local function all_dull(state, chunk)
   local pos, events = 1, 0
   repeat
     local start, stop = find(chunk, BOUNDARY, pos)
-    if not braced(chunk, start) then return false end
+    if not start or not braced(chunk, start) then return false end
     if byte(chunk, pos) ~= COLON then events = events + 1 end
     pos = stop + 1
   until pos > #chunk
