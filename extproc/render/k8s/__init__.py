@@ -3,6 +3,7 @@
     objects(settings, fakes) -> [dict]      a gateway of its own: what `tidegate k8s` prints
     sidecar(settings, fakes) -> Sidecar     the same beside an application's container, as a patch of its Deployment
     files(settings, fakes) -> {path: text}  both as a kustomize tree: a base, and overlays
+    envoy_gateway(settings, target, fakes) -> [dict]  what lets Envoys of an Envoy Gateway ask the Tidegate of `objects`
     to_yaml(objects) -> str                 documents as `kubectl apply` takes them
 
 Envoy and Tidegate are always in one pod. Tidegate is a native sidecar (an init container that goes on): it is up before
@@ -13,9 +14,22 @@ Deliberately not here: objects of a mesh, which has Envoys of its own; a Service
 Prometheus could read; and keys, which are a Secret that nobody renders.
 """
 
+from extproc.render.k8s.envoy_gateway import Target
+from extproc.render.k8s.envoy_gateway import objects as envoy_gateway
+from extproc.render.k8s.envoy_gateway import settings_there as envoy_gateway_settings
 from extproc.render.k8s.objects import objects
 from extproc.render.k8s.placed import needed_files
 from extproc.render.k8s.pod import Sidecar, sidecar
 from extproc.render.k8s.tree import files, to_yaml
 
-__all__ = ["Sidecar", "files", "needed_files", "objects", "sidecar", "to_yaml"]
+__all__ = [
+    "Sidecar",
+    "Target",
+    "envoy_gateway",
+    "envoy_gateway_settings",
+    "files",
+    "needed_files",
+    "objects",
+    "sidecar",
+    "to_yaml",
+]

@@ -10,7 +10,7 @@ from extproc.render.k8s.pod import GRPC, HTTP, LABELS, STATE_VOLUME, Fakes, pod_
 from extproc.render.shape import Data
 from extproc.settings import Settings
 
-__all__ = ["NAMESPACE", "kept_state", "namespace", "objects", "replica_guard"]
+__all__ = ["CLIENT_LABEL", "NAMESPACE", "kept_state", "namespace", "objects", "replica_guard"]
 
 NAMESPACE = NAME
 CLIENT_LABEL = "tidegate/envoy"

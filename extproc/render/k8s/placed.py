@@ -20,8 +20,8 @@ from extproc.render.upstream import secret_files
 from extproc.settings import Settings, UpstreamSettings
 
 __all__ = [
-    "CONFIG_DIR", "NAME", "PACKED", "SECRET", "SECRETS_DIR", "STATE_DIR",
-    "checksum", "config_items", "config_map", "needed_files", "placed",
+    "CONFIG_DIR", "NAME", "PACKED", "SDS", "SECRET", "SECRETS_DIR", "STATE_DIR",
+    "checksum", "config_items", "config_map", "is_loopback", "needed_files", "placed",
 ]  # fmt: skip
 
 NAME = "tidegate"
@@ -30,7 +30,7 @@ CONFIG_DIR = "/etc/tidegate/config"
 SECRETS_DIR = "/etc/tidegate/files"
 STATE_DIR = "/var/lib/tidegate"
 PACKED = "envoy.yaml.gz"
-_SDS = "sds"
+SDS = "sds"
 _MOST = 1_000_000
 """Bytes; Kubernetes takes 1 MiB of data, names and all."""
 
@@ -44,10 +44,10 @@ def placed(settings: Settings, *, sidecar: bool) -> Settings:
     if service.address.startswith("unix:"):
         raise RenderError("service.address: in a pod it must be host:port; Kubernetes asks its health service by TCP")
     keys = any(upstream.key_file for upstream in settings.upstreams.values())
-    public = "0.0.0.0" if _is_loopback(gateway.address) and not sidecar else gateway.address
+    public = "0.0.0.0" if is_loopback(gateway.address) and not sidecar else gateway.address
     moved: dict[str, Any] = {
         "gateway": gateway.model_copy(
-            update={"address": public, "secrets_dir": f"{CONFIG_DIR}/{_SDS}" if keys else None}
+            update={"address": public, "secrets_dir": f"{CONFIG_DIR}/{SDS}" if keys else None}
         ),
         "service": service.model_copy(update={"address": _at_home(service.address), "state_file": _STATE_FILE}),
         "upstreams": {name: _upstream(name, upstream) for name, upstream in settings.upstreams.items()},
@@ -79,7 +79,7 @@ def config_map(settings: Settings, name: str = NAME) -> Data:
     data = {
         "tidegate.yaml": plain(settings.model_dump(mode="json", exclude_unset=True)),
         "envoy.yaml": envoy,
-        **{f"{_SDS}-{file}": text for file, text in secret_files(settings).items()},
+        **{f"{SDS}-{file}": text for file, text in secret_files(settings).items()},
     }
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
     if _size(config) > _MOST:
@@ -100,9 +100,9 @@ def _entries(config: Data) -> dict[str, str]:
 
 def config_items(config: Data) -> list[Data]:
     """Under which path each entry is mounted."""
-    sds = f"{_SDS}-"
+    sds = f"{SDS}-"
     return [
-        {"key": key, "path": f"{_SDS}/{key.removeprefix(sds)}" if key.startswith(sds) else key}
+        {"key": key, "path": f"{SDS}/{key.removeprefix(sds)}" if key.startswith(sds) else key}
         for key in _entries(config)
     ]
 
@@ -130,7 +130,8 @@ def _at_home(address: str) -> str:
     return f"127.0.0.1:{address.rpartition(':')[2]}"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether it is this machine's own, or in a pod the pod's."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
