@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check format bench bench-dispatch schedules protos dropin k8s clean
+.PHONY: help up test test-classic check format bench bench-dispatch schedules protos dropin k8s clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -23,6 +23,9 @@ up: $(STAMP) ## start Envoy, Tidegate and fake providers, and show how it goes u
 test: $(STAMP) ## run all tests, those on a real Envoy included
 	$(BIN)/python -m pytest -m "not e2e" -n 2 --dist worksteal
 	$(BIN)/python -m pytest -m e2e -n 2 --dist loadfile
+
+test-classic: $(STAMP) ## run the tests on a real Envoy in the profile for older ones; TIDEGATE_ENVOY=... says on which
+	$(BIN)/python -m pytest -m e2e --profile classic -n 2 --dist loadfile
 
 check: $(STAMP) ## run ruff, mypy, import-linter, and the tests that need no Envoy with coverage
 	$(BIN)/ruff check .

@@ -12,7 +12,8 @@ There is an aggregate for each order in `core.orders`. Admission names it in a h
 would be metadata in the native profile; the first filter of a gate turns that into metadata again.
 
 What a gate answers by itself (no connection, a connection lost) looks like the upstream's answer to the router before
-it. So it carries Envoy's flags in a header, for the log of attempts; no upstream can send that header.
+it. So it carries Envoy's flags in a header, for the log of attempts. No upstream can send that header, nor any other
+with which gates tell of its answers.
 
 Whoever may open sockets in Envoy's network namespace can ask at a gate, as at the canaries' listener.
 """
@@ -24,7 +25,17 @@ from collections.abc import Iterator
 from extproc.core.orders import name_of, orders_of
 from extproc.render.filters import router
 from extproc.render.lua import gate_script
-from extproc.render.names import FLAGS_HEADER, HIDDEN_FROM_UPSTREAMS, ORDER_HEADER, ROUTE_HEADER, UPSTREAM_HEADER
+from extproc.render.names import (
+    ERROR_HEADER,
+    FLAGS_HEADER,
+    HIDDEN_FROM_UPSTREAMS,
+    ORDER_HEADER,
+    ROUTE_HEADER,
+    STATUS_HEADER,
+    TAIL_HEADER,
+    UPSTREAM_HEADER,
+    WAIT_HEADER,
+)
 from extproc.render.refusals import cel
 from extproc.render.shape import HTTP_PROTOCOLS, Data, breakers, extension, set_header, source, typed
 from extproc.render.upstream import attempt_filters
@@ -103,7 +114,7 @@ def _host(settings: Settings, name: str) -> Data:
                 "match": {"prefix": "/"},
                 "route": {"cluster": name, "timeout": "0s", "idle_timeout": "0s", "auto_host_rewrite": True},
                 "request_headers_to_remove": hidden,
-                "response_headers_to_remove": [FLAGS_HEADER],
+                "response_headers_to_remove": [ERROR_HEADER, FLAGS_HEADER, STATUS_HEADER, TAIL_HEADER, WAIT_HEADER],
             }
         ],
     }

@@ -41,6 +41,7 @@ __all__ = [
     "SERVICE_CLUSTER",
     "STATUS_HEADER",
     "TAIL",
+    "TAIL_HEADER",
     "UPSTREAM_HEADER",
     "WAIT_HEADER",
 ]
@@ -65,6 +66,8 @@ LAST_RESORT_HEADER = "x-tidegate-last-resort"
 """Marks an answer that stands in where no upstream answered."""
 STATUS_HEADER = "x-tg-status"
 """Status that the upstream really sent, where Lua replaced it so that the next one is tried."""
+TAIL_HEADER = "x-tg-tail"
+"""Classic profile: what an upstream's script noted of a JSON answer, `key=word;key=word`."""
 WAIT_HEADER = "x-tg-wait"
 """How long an upstream's error says to wait in its body, as a duration (`22s`)."""
 

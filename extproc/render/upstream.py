@@ -18,7 +18,7 @@ from extproc.core.request import Dialect
 from extproc.render.hold import hold_headers
 from extproc.render.lua import upstream_script
 from extproc.render.shape import Data, extension, set_header, source
-from extproc.settings import PROVIDERS, Settings, UpstreamSettings
+from extproc.settings import PROVIDERS, Provider, Settings, UpstreamSettings
 
 __all__ = ["attempt_filters", "secret_files", "secrets", "upstream_filters"]
 
@@ -37,6 +37,8 @@ _CREDENTIALS = (
 """What callers prove themselves with, and what binds a call to an account. An upstream gets its own key only."""
 
 
+_BARE_KEY = "x-tg-key"
+"""Classic profile: header that holds a key for a moment."""
 _OUR_NAMES = ("x-tidegate-", "x-envoy-")
 """Headers of an answer by which a caller knows that it is ours: no upstream may use them."""
 
@@ -105,18 +107,30 @@ def _own_key(settings: Settings, name: str) -> Iterator[Data]:
                 "name": _secret(name),
                 **({"sds_config": {"path_config_source": watched}} if folder else {}),
             },
-            header=provider.key_header,
-            **({"header_value_prefix": provider.key_prefix} if provider.key_prefix else {}),
+            **_placed(settings, provider),
         )
         kind = "envoy.extensions.filters.http.credential_injector.v3.CredentialInjector"
         yield extension("envoy.filters.http.credential_injector", kind, overwrite=True, credential=credential)
 
 
+def _placed(settings: Settings, provider: Provider) -> Data:
+    """Where a key goes. Older Envoys put no word before it: there it goes into a header of ours first."""
+    if not provider.key_prefix:
+        return {"header": provider.key_header}
+    if settings.gateway.profile == "classic":
+        return {"header": _BARE_KEY}
+    return {"header": provider.key_header, "header_value_prefix": provider.key_prefix}
+
+
 def _header_mutations(settings: Settings, upstream: UpstreamSettings) -> Iterator[Data]:
-    own = PROVIDERS[upstream.provider].key_header if upstream.key_file else None
+    provider = PROVIDERS[upstream.provider]
+    own = provider.key_header if upstream.key_file else None
     jwt = (settings.identity.jwt.header,) if settings.identity.jwt else ()
     yield from ({"remove": header} for header in dict.fromkeys((*_CREDENTIALS, *jwt)) if header != own)
-    if Dialect.ANTHROPIC in (upstream.dialects or PROVIDERS[upstream.provider].dialects):
+    if own and provider.key_prefix and settings.gateway.profile == "classic":
+        yield {"append": set_header(own, f"{provider.key_prefix}%REQ({_BARE_KEY})%")}
+        yield {"remove": _BARE_KEY}
+    if Dialect.ANTHROPIC in (upstream.dialects or provider.dialects):
         yield {"append": set_header("anthropic-version", _ANTHROPIC_VERSION, only_if_absent=True)}
 
 

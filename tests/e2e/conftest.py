@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,7 +42,12 @@ def settings_for(**overrides: Any) -> Settings:
             upstream.setdefault("url", f"http://127.0.0.1:{next(ports)}")
             upstream.setdefault("fake", {"first_token_s": 0.01, "output_tokens_per_s": 2000})
     raw: dict[str, Any] = {
-        "gateway": {"port": next(ports), "admin_port": next(ports), "probe_port": next(ports)},
+        "gateway": {
+            "profile": os.environ.get("TIDEGATE_PROFILE", "native"),
+            "port": next(ports),
+            "admin_port": next(ports),
+            "probe_port": next(ports),
+        },
         "service": {
             "address": f"127.0.0.1:{next(ports)}",
             "console": f"127.0.0.1:{next(ports)}",

@@ -236,6 +236,14 @@ local function malformed(handle, bad, status)
   next_please(handle, status)
 end
 
+-- A gate's metadata is its own: there notes go in a header, which admission reads and takes away.
+local function tell_service(handle, notes)
+  if not SELF.gate then return tell(handle, notes, {}) end
+  local words = {}
+  for key, value in pairs(notes) do words[#words + 1] = key .. "=" .. tostring(value) end
+  handle:headers():replace("x-tg-tail", table.concat(words, ";"))
+end
+
 local function answered(handle, route, status, order)
   local s, is_last = text_of(handle), order_ends_here(order)
   local at, stop = members(s, match(s, "^%s*()"))
@@ -249,7 +257,7 @@ local function answered(handle, route, status, order)
   notes.bad = ended and not notes.error and fault_of(notes, answer_says(s, at), route) or nil
   if notes.bad and not is_last then return malformed(handle, notes.bad, status) end
   notes.done = not notes.error and "1" or nil
-  tell(handle, notes, {})
+  tell_service(handle, notes)
   keep_limits(handle)
 end
 
