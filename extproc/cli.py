@@ -27,6 +27,7 @@ Config = Annotated[
 
 def main() -> None:
     """Run the command line; a known mistake is a message, not a traceback."""
+    from extproc.against.dump import AdminError  # noqa: PLC0415
     from extproc.doctor.asking import BadUrl, NoAnswer  # noqa: PLC0415
     from extproc.lifecycle import NotReadyError  # noqa: PLC0415
     from extproc.render.envoy import RenderError  # noqa: PLC0415
@@ -35,7 +36,7 @@ def main() -> None:
 
     try:
         app()
-    except (SettingsError, StackError, RenderError, MixError, NotReadyError, BadUrl, NoAnswer) as error:
+    except (SettingsError, StackError, RenderError, MixError, NotReadyError, BadUrl, NoAnswer, AdminError) as error:
         print(error, file=sys.stderr)  # noqa: T201
         sys.exit(2)
 
@@ -62,6 +63,9 @@ def check(
     *,
     show: Annotated[bool, typer.Option(help="Print every value in force.")] = False,
     ask: Annotated[bool, typer.Option(help="Ask inference engines that can be reached how they run.")] = True,
+    against: Annotated[
+        str | None, typer.Option(help="Admin URL of a running Envoy: compare what it runs with the config, instead.")
+    ] = None,
 ) -> None:
     """Check the config, that Envoy accepts what is rendered from it, and that engines do what it counts on."""
     from extproc.check import advice, validate  # noqa: PLC0415
@@ -70,12 +74,26 @@ def check(
     settings = _settings(config)
     if show:
         typer.echo(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), nl=False)
+    if against is not None:
+        raise typer.Exit(_against(against, settings))
     validate(settings)
     for line in advice(settings):
         typer.echo(line, err=True)
     for line in ask_engines(settings) if ask else ():
         typer.echo(line, err=True)
     typer.echo("ok", err=True)
+
+
+def _against(url: str, settings: Settings) -> int:
+    """Print each disagreement with the Envoy at `url`; whether there is any."""
+    from extproc.against.command import compare  # noqa: PLC0415
+
+    findings = compare(url, settings)
+    for finding in findings:
+        typer.echo(str(finding))
+    if not findings:
+        typer.echo(f"ok: the Envoy at {url} runs what the config says", err=True)
+    return int(bool(findings))
 
 
 @app.command()
