@@ -15,13 +15,13 @@ from extproc.render.shape import HTTP_PROTOCOLS, Data, address, breakers, extens
 from extproc.render.upstream import upstream_filters
 from extproc.settings import Settings, UpstreamSettings
 
-__all__ = ["clusters"]
+__all__ = ["BUNDLES", "clusters"]
 
 _NOBODY = ("127.0.0.1", 1)
 """Where a name that has no address leads, with the lowest priority: a refused connection lets the router go on to the
 next upstream, while a cluster without any host would end the request."""
 
-_BUNDLES = (
+BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
@@ -88,7 +88,7 @@ def _tls(upstream: UpstreamSettings) -> Data:
 
 
 def _system_bundle() -> str:
-    return next((path for path in _BUNDLES if Path(path).exists()), _BUNDLES[0])
+    return next((path for path in BUNDLES if Path(path).exists()), BUNDLES[0])
 
 
 def _service(where: str) -> Data:

@@ -530,6 +530,20 @@ def test_a_route_table_that_did_not_arrive_is_named(alone: Dumped) -> None:
     assert re.search("route table t[a-z]+: expected it, by RDS, found that it has not arrived", line)
 
 
+def test_where_envoys_machine_keeps_trusted_certificates_may_differ(alone: Dumped) -> None:
+    def at(path: str) -> Change:
+        def change(dump: Data) -> None:
+            common = cluster(dump, "keyed")["transport_socket"]["typed_config"]["common_tls_context"]
+            common["validation_context"]["trusted_ca"]["filename"] = path
+
+        return change
+
+    assert found(alone, at("/etc/ssl/cert.pem")) == []
+    (line,) = found(alone, at("/etc/house/ca.pem"))
+    assert "trusted_ca.filename: expected" in line
+    assert "another CA would be trusted" in line
+
+
 # ------------------------------------------------------------------------------------- other settings
 
 
