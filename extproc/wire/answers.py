@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
+from extproc.core.orders import name_of
 from extproc.core.value import value
 from extproc.ports import Departure
 from extproc.wire import codec
 from extproc.wire.pb.ext_proc_pb2 import BodyResponse, HeadersResponse, ProcessingMode, ProcessingRequest
 from extproc.wire.pb.ext_proc_pb2 import ProcessingResponse as Response
 
-__all__ = ["BODY_PASSES", "Shown", "body", "cluster_of", "departure", "noted", "pass_head", "route", "shown"]
+__all__ = ["BODY_PASSES", "Shown", "body", "departure", "noted", "pass_head", "route", "shown"]
 
 CLUSTER = "x-tidegate-cluster"
 """Header that names the cluster a request goes to."""
@@ -79,14 +80,9 @@ def departure(going: Departure, asked: str, now_ms: int) -> bytes:
     response = codec.leaving(going, asked)
     answer: HeadersResponse | BodyResponse = getattr(response, asked)
     headers = answer.response.header_mutation.set_headers
-    codec.put(headers, CLUSTER, cluster_of(going.order))
+    codec.put(headers, CLUSTER, name_of(going.order))
     codec.put(headers, ROUTE, json.dumps(route(going, now_ms), separators=(",", ":")))
     return response.SerializeToString()
-
-
-def cluster_of(order: tuple[str, ...]) -> str:
-    """Name of the cluster that tries these upstreams one after the other."""
-    return f"tidegate:gate:{order[0]}" if len(order) == 1 else f"tidegate:chain:{'+'.join(order)}"
 
 
 def route(going: Departure, now_ms: int) -> dict[str, Any]:

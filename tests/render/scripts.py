@@ -108,9 +108,10 @@ class Answered:
 class Attempt(Script):
     """What reads an answer at `here`, an upstream of the provider. Others of a chain: before, `wide` and `narrow`."""
 
-    def __init__(self, provider: str) -> None:
+    def __init__(self, provider: str, profile: str = "native") -> None:
         url = "http://127.0.0.1:1"
         settings = settings_of(
+            f"gateway: {{profile: {profile}}}",
             here=upstream(1, provider=provider, url=url, window=1000),
             wide=upstream(1, window=2000),
             narrow=upstream(1, window=1000),

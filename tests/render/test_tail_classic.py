@@ -1,5 +1,5 @@
-"""The response tail of the classic profile against the one that runs in Envoy: the same bytes on, at once, and the same
-notes, whatever the stream and wherever it is cut.
+"""What the classic profile makes of answers against what runs in Envoy: of a stream the same bytes on, at once, and the
+same notes, whatever the stream and wherever it is cut; of JSON the same notes, in a header.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import random
 import pytest
 
 from extproc.dialects.tail import Tail
+from extproc.wire.answers import noted
+from tests.render.scripts import Attempt
 from tests.render.scripts import Tail as Lua
 from tests.render.streams import HOSTILE, MARK, Stream, make
 
@@ -90,3 +92,33 @@ def test_streams_of_nobody(lua: Lua) -> None:
         stream = Stream(chance.choice(["openai", "anthropic", "gemini"]), chance.random() < 0.5, data, chunks)
         stream.path = chance.choice(["/v1/chat/completions", "/v1/responses"])
         same(lua, stream, (case, seed))
+
+
+JSONS: list[bytes] = [
+    b'{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}],"usage":{"prompt_tokens":3,"completion_tokens":2}}',
+    b'{"choices":[{"message":{"content":""},"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}',
+    b'{"type":"message","content":[{"type":"text","text":"x"}],"stop_reason":"end_turn","usage":{"input_tokens":12345678}}',
+    b'{"id":"resp_1","status":"incomplete","output":[{"type":"x"}],"incomplete_details":{"reason":"max; tokens=1"}}',
+    b'{"data":[{"embedding":[0.1,-2]}],"usage":{"prompt_tokens":99999999999,"total_tokens":99999999999}}',
+]
+
+
+@pytest.mark.parametrize("body", JSONS)
+def test_a_gate_tells_of_json_in_a_header(body: bytes) -> None:
+    """Where the native profile writes metadata; what an upstream says under that name is taken away."""
+    forged = {"x-tg-tail": "in=1"}
+    native, gate = Attempt("openai").run(body), Attempt("openai", "classic").run(body, headers=forged)
+    assert native.notes
+    assert noted(gate.headers["x-tg-tail"]) == native.notes
+    assert gate.notes == {}
+
+
+def test_a_gate_does_not_pass_on_what_an_upstream_says_in_its_name() -> None:
+    gate = Attempt("openai", "classic").run(b"x", headers={"x-tg-tail": "in=1", "content-type": "audio/mpeg"})
+    assert "x-tg-tail" not in gate.headers
+
+
+def test_limits_stay_in_their_headers_behind_a_gate() -> None:
+    """Admission reads them there, and takes them away."""
+    gate = Attempt("openai", "classic").run(JSONS[0], headers={"x-ratelimit-remaining-tokens": "7"})
+    assert (gate.headers["x-ratelimit-remaining-tokens"], gate.limits) == ("7", {})

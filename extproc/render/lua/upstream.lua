@@ -240,7 +240,9 @@ end
 local function tell_service(handle, notes)
   if not SELF.gate then return tell(handle, notes, {}) end
   local words = {}
-  for key, value in pairs(notes) do words[#words + 1] = key .. "=" .. tostring(value) end
+  for key, value in pairs(notes) do
+    words[#words + 1] = key .. "=" .. (type(value) == "number" and string.format("%.0f", value) or value)
+  end
   handle:headers():replace("x-tg-tail", table.concat(words, ";"))
 end
 
@@ -287,7 +289,10 @@ function envoy_on_response(handle)
   local route = route_of(handle)
   if not route.ticket then return end
   local order, headers = route.priority_groups or {}, handle:headers()
-  if SELF.gate and headers:get("x-tg-flags") then return end  -- Envoy's own words: the upstream gave no answer
+  if SELF.gate then
+    if headers:get("x-tg-flags") then return end  -- Envoy's own words: the upstream gave no answer
+    headers:remove("x-tg-tail")
+  end
   local status = tonumber(headers:get(":status"))
   if status >= 400 then return refused(handle, text_of(handle), status, order) end
   local kind = headers:get("content-type") or ""
