@@ -289,10 +289,7 @@ function envoy_on_response(handle)
   local route = route_of(handle)
   if not route.ticket then return end
   local order, headers = route.priority_groups or {}, handle:headers()
-  if SELF.gate then
-    if headers:get("x-tg-flags") then return end  -- Envoy's own words: the upstream gave no answer
-    headers:remove("x-tg-tail")
-  end
+  if SELF.gate and headers:get("x-tg-flags") then return end  -- Envoy's own words: the upstream gave no answer
   local status = tonumber(headers:get(":status"))
   if status >= 400 then return refused(handle, text_of(handle), status, order) end
   local kind = headers:get("content-type") or ""
