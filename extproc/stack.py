@@ -69,7 +69,9 @@ class Stack:
         envoy.write_text(to_yaml(bootstrap(self._with_secrets())), "utf-8")
         try:
             for name in self.fakes:
-                self.start_fake(name)
+                self._spawn_fake(name)
+            for name in self.fakes:
+                self._await_fake(name)
             self.start_service()
             self.start_envoy()
         except BaseException:
@@ -89,9 +91,8 @@ class Stack:
 
     def start_fake(self, name: str) -> None:
         """Start one fake provider and wait until it answers."""
-        upstream = self.fakes[name]
-        self._spawn(name, [*_tidegate(), "fake-provider", *fake_arguments(name, upstream)])
-        self._wait(name, f"http://{upstream.host}:{upstream.port}/health")
+        self._spawn_fake(name)
+        self._await_fake(name)
 
     def start_service(self) -> None:
         """Start Tidegate's own process and wait until it answers."""
@@ -142,6 +143,12 @@ class Stack:
     ) -> None:
         """Stop."""
         self.stop()
+
+    def _spawn_fake(self, name: str) -> None:
+        self._spawn(name, [*_tidegate(), "fake-provider", *fake_arguments(name, self.fakes[name])])
+
+    def _await_fake(self, name: str) -> None:
+        self._wait(name, f"http://{self.fakes[name].host}:{self.fakes[name].port}/health")
 
     def _spawn(self, name: str, command: list[str]) -> None:
         with (self.workdir / f"{name}.log").open("ab") as output:
