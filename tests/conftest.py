@@ -15,8 +15,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Told to whatever makes settings, in whatever process."""
-    os.environ[VARIABLE] = config.getoption("--profile")
+    """Told to whatever makes settings, in whatever process; to commands that read a config as an override."""
+    os.environ[VARIABLE] = profile = config.getoption("--profile")
+    if profile != "native":
+        os.environ["TIDEGATE__GATEWAY__PROFILE"] = profile
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -43,11 +43,7 @@ def config(**overrides: Any) -> dict[str, Any]:
         for name in ("primary", "backup")
     }
     return {
-        "gateway": {
-            "profile": os.environ.get("TIDEGATE_PROFILE", "native"),
-            "admin_port": next(ports),
-            "probe_port": next(ports),
-        },
+        "gateway": {"admin_port": next(ports), "probe_port": next(ports)},
         "service": {"address": f"127.0.0.1:{next(ports)}", "console": f"127.0.0.1:{next(ports)}", "drain_s": 3},
         "upstreams": {**fakes, "backup": {**fakes["backup"], "owned": True}},
         "routes": [{"models": ["gpt-5"], "chain": ["primary", "backup"]}],
