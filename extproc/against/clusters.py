@@ -1,4 +1,4 @@
-"""What is wrong with clusters, their keys, and the canaries' listener."""
+"""What is wrong with clusters, their keys, and the listeners that callers do not reach."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from extproc.render.parts import OWNER
 from extproc.render.shape import Data
 from extproc.settings import Settings
 
-__all__ = ["about_clusters", "about_keys", "about_probe"]
+__all__ = ["about_clusters", "about_keys", "about_listeners"]
 
 
 def about_clusters(running: Running, expected: Expected) -> Iterator[Finding]:
@@ -72,11 +72,12 @@ def about_keys(running: Running, expected: Expected, settings: Settings) -> Iter
             yield Finding("secrets", name, "it", "that Envoy still waits for its file", do)
 
 
-def about_probe(running: Running, expected: Expected) -> Iterator[Finding]:
-    """The canaries' listener."""
-    do, name = expected.mend("listeners"), expected.probe["name"]
-    found = next((one for one in running.listeners if dig(one, "name") == name), None)
-    if found is None:
-        yield Finding("listeners", name, "it", "none, so breakers cannot try an upstream", do)
-    else:
-        yield from findings_of(f"listener {name}", differences(expected.probe, found), do)
+def about_listeners(running: Running, expected: Expected) -> Iterator[Finding]:
+    """Those that only Envoy and Tidegate themselves reach: the canaries', and the gates of the classic profile."""
+    do, there = expected.mend("listeners"), {str(dig(one, "name")): one for one in running.listeners}
+    for wanted in expected.listeners:
+        if (found := there.get(wanted["name"])) is None:
+            why = ", so breakers cannot try an upstream" if wanted["name"].endswith("probe") else ""
+            yield Finding("listeners", wanted["name"], "it", f"none{why}", do)
+        else:
+            yield from findings_of(f"listener {wanted['name']}", differences(wanted, found), do)

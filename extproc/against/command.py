@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from extproc.against.clusters import about_clusters, about_keys, about_probe
+from extproc.against.clusters import about_clusters, about_keys, about_listeners
 from extproc.against.comparing import differences
 from extproc.against.dump import AdminError, Running, read
 from extproc.against.expected import Expected, expected_in, is_there
@@ -52,7 +52,7 @@ def _disagreements(running: Running, settings: Settings) -> Iterator[Finding]:
     yield from about_managers(running, expected, settings)
     yield from about_clusters(running, expected)
     yield from about_keys(running, expected, settings)
-    yield from about_probe(running, expected)
+    yield from about_listeners(running, expected)
 
 
 def _version(running: Running, settings: Settings) -> Iterator[Finding]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 from extproc.against.dump import Manager, Running, managers
 from extproc.render.clusters import clusters
+from extproc.render.envoy import bootstrap
 from extproc.render.existing import dig
-from extproc.render.filters import JWT_NAMESPACE
+from extproc.render.filters import JWT_NAMESPACE, http_filters
 from extproc.render.listener import listener
 from extproc.render.names import SERVICE_CLUSTER
 from extproc.render.parts import OURS, OWNER, parts
@@ -18,22 +19,22 @@ from extproc.settings import Settings
 
 __all__ = ["Expected", "admits", "expected_in", "is_there", "names"]
 
-_SHARED = frozenset({"tidegate.final_failures", "tidegate.response_tail"})
-"""Filters that are called the same in both ways."""
 _OPTIONAL = frozenset({"envoy.filters.http.local_ratelimit", JWT_NAMESPACE})
 """Filters of the whole bootstrap that some settings have, and whose names are not ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """merged: among others. own_*: what there is of a listener, its manager and virtual host where all is ours."""
+    """merged: among others. listeners: beside the one that callers reach. own_*: what there is of that one, its
+    manager and virtual host where all is ours.
+    """
 
     merged: bool
     filters: list[Data]
     routes: list[Data]
     clusters: list[Data]
     secrets: list[Data]
-    probe: Data
+    listeners: list[Data]
     access_log: list[Data]
     upstream_log: list[Data]
     mappers: list[Data]
@@ -77,15 +78,16 @@ def is_there(running: Running, settings: Settings) -> bool:
 
 def expected_in(running: Running, settings: Settings) -> Expected:
     """In the way that is nearer to what runs."""
-    return _among_others(settings) if _is_merged(running) else _alone(settings)
+    return _among_others(settings) if _is_merged(running, settings) else _alone(settings)
 
 
-def _is_merged(running: Running) -> bool:
+def _is_merged(running: Running, settings: Settings) -> bool:
     if f"{OURS}probe" in names(running.listeners):
         return True
     if any(dig(one, "metadata", "filter_metadata", OWNER) for one in running.clusters.values()):
         return True
-    return any(set(_filters_of_ours(one)) - _SHARED for one in managers(running))
+    others = set(names(parts(settings).http_filters)) - set(names(http_filters(settings)))
+    return any(others.intersection(_filters_of_ours(one)) for one in managers(running))
 
 
 def _filters_of_ours(manager: Manager) -> list[str]:
@@ -100,7 +102,7 @@ def _among_others(settings: Settings) -> Expected:
         routes=ours.routes,
         clusters=ours.clusters,
         secrets=ours.secrets,
-        probe=ours.listeners[0],
+        listeners=ours.listeners,
         access_log=ours.access_log,
         upstream_log=ours.upstream_log,
         mappers=ours.mappers,
@@ -119,8 +121,8 @@ def _alone(settings: Settings) -> Expected:
         routes=host["routes"],
         clusters=clusters(settings),
         secrets=secrets(settings),
-        probe=probe_listener(settings),
-        access_log=manager["access_log"],
+        listeners=bootstrap(settings)["static_resources"]["listeners"][1:],
+        access_log=manager.get("access_log", []),
         upstream_log=router["upstream_log"],
         mappers=manager["local_reply_config"]["mappers"],
         own_listener={key: one for key, one in whole.items() if key != "filter_chains"},

@@ -41,7 +41,7 @@ def about_managers(running: Running, expected: Expected, settings: Settings) -> 
 
 
 def _is_ours(manager: Manager, expected: Expected) -> bool:
-    if manager.listener is not None and dig(manager.listener, "name") in ("probe", expected.probe["name"]):
+    if manager.listener is not None and dig(manager.listener, "name") in ("probe", *names(expected.listeners)):
         return False
     if any(name.startswith("tidegate.") for name in names(_filters_in(manager))):
         return True
@@ -187,7 +187,7 @@ def _logs(manager: Manager, expected: Expected, away: bool) -> Iterator[Finding]
                 why = f"Tidegate would not learn how requests end: {do}"
                 yield Finding(manager.place, part, log["name"], _some(list(found)) or "no log", why)
     options = manager.config.get("access_log_options") or {}
-    if not expected.own_manager and not {"access_log_flush_interval"} & {*options, *manager.config}:
+    if expected.merged and expected.access_log and not {"access_log_flush_interval"} & {*options, *manager.config}:
         do = expected.mend("connection_manager", control_plane=away)
         why = f"running answers lose their slot when Tidegate restarts: {do}"
         yield Finding(manager.place, "access_log_options.access_log_flush_interval", "5s", "nothing", why)

@@ -47,6 +47,15 @@ def test_the_other_merged_ones_agree(name: str, files: Path, tmp_path: Path) -> 
     assert run(settings, tmp_path, merged_text(name, settings)).found == []
 
 
+@pytest.mark.parametrize("name", [None, "plain.yaml"])
+def test_the_classic_profile_agrees(name: str | None, files: Path, tmp_path: Path) -> None:
+    settings = settings_with(files, "gateway: {profile: classic}")
+    dumped = run(settings, tmp_path, name and merged_text(name, settings))
+    assert dumped.found == []
+    (line,) = found(dumped, without_listener(-1))  # a gate
+    assert line.startswith("listeners: tidegate")
+
+
 def test_followed_keys_agree_and_a_missing_one_is_named(files: Path, tmp_path: Path) -> None:
     """Envoy starts without a key that it is told to wait for."""
     settings = settings_with(files, f"gateway: {{secrets_dir: {tmp_path / 'none'}}}")
