@@ -35,6 +35,7 @@ from extproc.shared import levels
 from extproc.telemetry.log import JsonLines, log_event
 from extproc.telemetry.tally import Tally
 from extproc.watchdog import Watchdog
+from extproc.wire.classic import Silence
 from extproc.wire.server import Server
 from extproc.wording import Wording
 
@@ -90,7 +91,7 @@ class Service:
             self._handler(),
             admission.hear,
             max_body_bytes=settings.gateway.max_body_bytes,
-            classic=settings.gateway.profile == "classic",
+            classic=_silence(settings) if settings.gateway.profile == "classic" else None,
         )
         self._watchdog = Watchdog(settings.service.watchdog_s)
         self._tasks: list[asyncio.Task[Any]] = []
@@ -232,6 +233,10 @@ class Service:
 def _known_levels(settings: Settings) -> Mapping[str, tuple[float, float]]:
     path = settings.service.state_file
     return levels.load(Path(path), time.time()) if path else {}
+
+
+def _silence(settings: Settings) -> Silence:
+    return Silence(settings.timeouts.stall_s, settings.gateway.idle_timeout_s)
 
 
 def _end_if_broken(task: asyncio.Task[Any]) -> None:

@@ -32,6 +32,8 @@ NUMBERS = frozenset({"in", "out", "cached", "cache_write", "reasoning"})
 INTERNAL = "x-tg-"
 LIMITS = ("ratelimit-", "tokenlimit-")
 """What a name holds that tells of the limits of our account: the caller does not see those of answers that it gets."""
+NEARLY = 0.95
+"""So much of a deadline counts as all of it."""
 ATTRIBUTES = "envoy.filters.http.ext_proc"
 _ATTRIBUTES = ("upstream.address", "upstream.request_attempt_count", "response.code_details", "response.flags")
 
@@ -82,6 +84,8 @@ def departure(going: Departure, asked: str, now_ms: int) -> bytes:
     headers = answer.response.header_mutation.set_headers
     codec.put(headers, CLUSTER, name_of(going.order))
     codec.put(headers, ROUTE, json.dumps(route(going, now_ms), separators=(",", ":")))
+    if _ends_with_deadline(going):
+        response.dynamic_metadata.fields[codec.ROUTE].struct_value.fields["late"].bool_value = True
     return response.SerializeToString()
 
 
@@ -177,6 +181,15 @@ def body(sent: bytes) -> bytes:
     else:
         mutation.clear_body = True
     return response.SerializeToString()
+
+
+def _ends_with_deadline(going: Departure) -> bool:
+    """Whether no time is left of the deadline once each attempt has used its own. A gate cannot tell Envoy's replies
+    before it, as the upstream's own filters do attempt by attempt (`lua/upstream.lua`).
+    """
+    if going.deadline_ms is None or going.per_try_s is None:
+        return False
+    return going.per_try_s * 1000 * (len(going.order) + going.again) >= NEARLY * going.deadline_ms
 
 
 def _flags(bits: int) -> frozenset[str]:

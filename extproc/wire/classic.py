@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from extproc.dialects.tail import Tail
 from extproc.ports import Departure, Gone, Head, Record, RecordKind
@@ -20,26 +21,38 @@ from extproc.wire.answers import Shown
 from extproc.wire.exchange import Read, StreamExchange, Write
 from extproc.wire.pb.ext_proc_pb2 import ProcessingRequest
 
-__all__ = ["ClassicExchange"]
+__all__ = ["ClassicExchange", "Silence"]
 
+LAST_WORDS = frozenset({"done", "error"})
+"""Notes of a stream behind which nothing need come, so that a reader may leave."""
 EVENTS = "text/event-stream"
 OK = 200
 PACED, FAILED = 429, 500
 EXHAUSTED = 503
 """Status under which the caller is told that every upstream failed."""
-LEFT = "downstream_remote_reset"
-"""How a record says that the caller left."""
+LEFT, STALLED = "downstream_remote_reset", "stream_idle_timeout"
+"""How a record says that the caller left, and that Envoy ended an answer because nothing more came of it."""
+NEARLY = 0.9
+"""So much of a limit on silence counts as all of it: we hear of what Envoy saw a little later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Seconds without a word after which Envoy ends an answer: of a stream that is to go on, and of any other."""
+
+    stream_s: float
+    other_s: float
 
 
 class ClassicExchange(StreamExchange):
     """See the head of this file. `clock` gives seconds."""
 
-    def __init__(self, read: Read, write: Write, clock: Callable[[], float]) -> None:
+    def __init__(self, read: Read, write: Write, clock: Callable[[], float], silence: Silence) -> None:
         """Nothing is read before `head` is asked for."""
         super().__init__(read, write)
-        self._clock = clock
+        self._clock, self._silence = clock, silence
         self._request_id = ""
-        self._arrived = self._left = clock()
+        self._arrived = self._left = self._heard = clock()
         self._going: Departure | None = None
         self._shown: Shown | None = None
         self._answered: float | None = None
@@ -81,30 +94,43 @@ class ClassicExchange(StreamExchange):
     @property
     def in_doubt(self) -> bool:
         """Whether what ended this was the caller or the upstream, and only another can tell."""
-        return not self._whole and not self._said[1]
+        return not (self._is_over() or self._said[1] or self._stalled())
 
     def final(self) -> Record | None:
         """How it ended; None for what never left, and for an answer that goes on without us."""
-        going, head = self._going, self._shown
+        going, head, now = self._going, self._shown, self._clock()
         if going is None or (self._released and not self._whole):
             return None
-        first = self._first
+        flags = {LEFT} if self.in_doubt else {STALLED} if not self._is_over() and self._stalled() else set()
+        if self._tail is not None and not self._whole and self._is_over():
+            self._tail.last_words()  # what it is lacking is noted at its end
         return Record(
             kind=RecordKind.FINAL,
             ticket=going.ticket,
             upstream=(head.upstream if head else "") or going.order[0],
             status=self._status(),
-            flags=(head.flags if head else frozenset()) | ({LEFT} if self.in_doubt else frozenset()),
+            flags=(head.flags if head else frozenset()) | flags,
             details=self._said[1] or (head.details if head else ""),
             attempt=head.attempt if head else 0,
-            duration_s=self._clock() - self._arrived,
-            first_token_s=None if first is None else max(0.0, first - self._left),
+            duration_s=now - self._arrived,
+            first_token_s=None if self._first is None else max(0.0, self._first - self._left),
             answered_s=None if self._answered is None else self._answered - self._arrived,
             request_id=self._request_id,
             shown=head.status if head else 0,
             headers=head.limits if head else {},
             tail=self._tail.notes if self._tail else head.tail if head else {},
         )
+
+    def _is_over(self) -> bool:
+        """Whether the answer has come to its end, be it that its reader left at its last words."""
+        return self._whole or (self._tail is not None and not self._tail.notes.keys().isdisjoint(LAST_WORDS))
+
+    def _stalled(self) -> bool:
+        """Whether an answer that has begun, and is not over, has said nothing for so long that Envoy ended it."""
+        if self._going is None or self._shown is None:
+            return False
+        limit = self._silence.stream_s if self._going.stream else self._silence.other_s
+        return self._clock() - self._heard >= NEARLY * limit
 
     def _status(self) -> int:
         """As the caller saw it: what the last upstream failed with becomes Envoy's own word."""
@@ -117,6 +143,7 @@ class ClassicExchange(StreamExchange):
         return self._released and not (self._tail and self._tail.holds)
 
     def _heed(self, message: ProcessingRequest) -> bytes:
+        self._heard = self._clock()
         match message.WhichOneof("request"):
             case "response_headers":
                 return self._begin(message)

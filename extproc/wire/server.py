@@ -17,7 +17,7 @@ from grpc.aio import EOF  # type: ignore[attr-defined]
 
 from extproc.ports import Exchange, Gone, Record, RecordKind
 from extproc.wire import codec
-from extproc.wire.classic import ClassicExchange
+from extproc.wire.classic import ClassicExchange, Silence
 from extproc.wire.doubts import Doubts
 from extproc.wire.exchange import Read, StreamExchange, Write
 from extproc.wire.pb.access_log_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
@@ -55,9 +55,11 @@ class Server:
         learn: Callable[[Record], Awaitable[None]],
         *,
         max_body_bytes: int,
-        classic: bool = False,
+        classic: Silence | None = None,
     ) -> None:
-        """`address` is host:port or unix:/path. classic: Envoy shows answers, and logs no outcomes of requests."""
+        """`address` is host:port or unix:/path. classic: Envoy shows answers, and logs no outcomes of requests; when it
+        ends those that say no more.
+        """
         self._handle = handle
         self._learn = learn
         self._classic = classic
@@ -109,9 +111,9 @@ class Server:
                 self._doubts.tell(record, in_doubt=exchange.in_doubt)
 
     def _exchange(self, read: Read, write: Write) -> StreamExchange:
-        if not self._classic:
+        if self._classic is None:
             return StreamExchange(read, write)
-        return ClassicExchange(read, write, asyncio.get_running_loop().time)
+        return ClassicExchange(read, write, asyncio.get_running_loop().time, self._classic)
 
     async def stream_access_logs(self, messages: AsyncIterator[bytes], _: object) -> StreamAccessLogsResponse:
         """Envoy's access log: a stream per Envoy worker and log. Envoy never ends one; `stop` does, by cancellation."""
@@ -137,7 +139,7 @@ class Server:
             record = codec.record(entry)
             if record is not None:
                 await self._learn(record)
-                if self._classic and record.kind is RecordKind.ATTEMPT:
+                if self._classic is not None and record.kind is RecordKind.ATTEMPT:
                     self._doubts.hear(record)
         except Exception:
             log.exception("an access log record was not understood")

@@ -12,7 +12,7 @@ from google.protobuf.json_format import MessageToDict
 
 from extproc.ports import Departure, Gone, Record, RecordKind
 from extproc.wire import answers, codec
-from extproc.wire.classic import ClassicExchange
+from extproc.wire.classic import ClassicExchange, Silence
 from extproc.wire.doubts import Doubts
 from extproc.wire.pb.access_log_pb2 import AccessLogType, HttpAccessLogEntry
 from extproc.wire.pb.ext_proc_pb2 import ProcessingMode, ProcessingRequest, ProcessingResponse
@@ -30,7 +30,7 @@ DEPARTURE = Departure(
     hide_usage=True,
     again=True,
     last_resort="json",
-    deadline_ms=900,
+    deadline_ms=9000,
     per_try_s=0.5,
     heads={"a": '{"model":"\u6ca1"'},
     width=24,
@@ -81,7 +81,7 @@ class Envoy:
         self.answers: list[ProcessingResponse] = []
         self.out = b""
         self.now = 100.0
-        self.exchange = ClassicExchange(self._read, self._write, lambda: self.now)
+        self.exchange = ClassicExchange(self._read, self._write, lambda: self.now, Silence(5.0, 60.0))
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._asked: list[ProcessingRequest] = []
 
@@ -248,6 +248,48 @@ async def test_a_stream_that_just_stops_gets_a_word_of_why() -> None:
     record = envoy.exchange.final()
     assert record is not None
     assert record.tail["cut"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("chunks", "quiet_s", "flags", "in_doubt"),
+    [
+        ((WORD,), 1.0, {"downstream_remote_reset"}, True),
+        ((WORD,), 4.9, {"stream_idle_timeout"}, False),
+        ((WORD, FINISH, DONE), 1.0, set(), False),
+        ((WORD, FINISH, DONE), 4.9, set(), False),
+        ((WORD, b'data: {"error":{"code":"x"}}\n\n'), 1.0, set(), False),
+        ((WORD, FINISH), 1.0, {"downstream_remote_reset"}, True),
+    ],
+    ids=["broken off", "stalled", "complete", "complete and quiet", "an error", "no last word"],
+)
+async def test_what_a_stream_said_tells_how_it_ended(
+    chunks: tuple[bytes, ...],
+    quiet_s: float,
+    flags: set[str],
+    in_doubt: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """A reader that leaves at the last words has all of it; where nothing came for too long, Envoy ended it."""
+    envoy = Envoy()
+    watching = await envoy.depart()
+    envoy.say(answer_message(STREAM), *map(piece, chunks))
+    await settle()
+    envoy.now += quiet_s
+    watching.cancel()
+    await asyncio.wait([watching])
+    assert envoy.exchange.in_doubt is in_doubt
+    record = envoy.exchange.final()
+    assert record is not None
+    assert record.flags == flags
+    assert record.tail["events"] == len(chunks)
+
+
+@pytest.mark.parametrize(("deadline_ms", "late"), [(1500, True), (1570, True), (2000, False), (None, False)])
+async def test_attempts_that_end_with_the_deadline_are_told_as_that(deadline_ms: int | None, late: bool) -> None:  # noqa: FBT001
+    """Two attempts of half a second each, and a second go."""
+    given = {name: getattr(DEPARTURE, name) for name in DEPARTURE.__slots__}
+    data = answers.departure(Departure(**{**given, "deadline_ms": deadline_ms}), "request_body", 1)
+    metadata = MessageToDict(ProcessingResponse.FromString(data).dynamic_metadata)["llm.route"]
+    assert metadata.get("late", False) is late
 
 
 async def test_what_is_held_goes_on_when_the_service_lets_go() -> None:
