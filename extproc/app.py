@@ -11,7 +11,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from extproc.core.orders import cutter
 from extproc.dispatch import Dispatch, Outlook, Timing
 from extproc.examination import Examination
 from extproc.handler import Handler
+from extproc.ports import Exchange, Record
 from extproc.probes.canary import Canary, Target
 from extproc.probes.engines import Engines
 from extproc.reception import Reception, SessionRules
@@ -37,6 +38,7 @@ from extproc.telemetry.tally import Tally
 from extproc.watchdog import Watchdog
 from extproc.wire.classic import Silence
 from extproc.wire.server import Server
+from extproc.wire.sockets import UnixSocket
 from extproc.wording import Wording
 
 __all__ = ["Service", "run"]
@@ -86,13 +88,7 @@ class Service:
         self.breakers, self.capacity = admission.breakers, admission.capacity
         self.lanes, self.limiter, self.flights = admission.lanes, admission.limiter, admission.flights
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokens")
-        self.server = Server(
-            settings.service.address,
-            self._handler(),
-            admission.hear,
-            max_body_bytes=settings.gateway.max_body_bytes,
-            classic=_silence(settings) if settings.gateway.profile == "classic" else None,
-        )
+        self.server = _server(settings, self._handler(), admission.hear)
         self._watchdog = Watchdog(settings.service.watchdog_s)
         self._tasks: list[asyncio.Task[Any]] = []
         self._console: Any = None
@@ -228,6 +224,22 @@ class Service:
                 levels.save(Path(path), self.admission.durable(), now=time.time(), clock_now=self.clock.time())
             except OSError as error:
                 log.warning("bucket levels could not be written: %s", error)
+
+
+def _server(
+    settings: Settings, handle: Callable[[Exchange], Awaitable[None]], learn: Callable[[Record], Awaitable[None]]
+) -> Server:
+    service, path = settings.service, settings.service.socket_path
+    return Server(
+        service.address,
+        handle,
+        learn,
+        max_body_bytes=settings.gateway.max_body_bytes,
+        classic=_silence(settings) if settings.gateway.profile == "classic" else None,
+        tls=service.tls,
+        socket=UnixSocket(path, service.socket_mode, service.socket_group) if path else None,
+        health=service.health,
+    )
 
 
 def _known_levels(settings: Settings) -> Mapping[str, tuple[float, float]]:

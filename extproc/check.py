@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from extproc import rehearsal
 from extproc.core.request import Dialect
 from extproc.core.routing import matches
 from extproc.core.spend import is_free
@@ -27,15 +30,30 @@ def validate(settings: Settings) -> None:
     missing = [
         f"upstreams.{name}.{key}: {path} cannot be read, or is empty"
         for name, upstream in settings.upstreams.items()
-        for key, path in (("key_file", upstream.key_file), ("ca_file", upstream.ca_file))
-        if path is not None and not _readable(path)
+        for key in ("key_file", "ca_file", "client_cert_file", "client_key_file")
+        if (path := getattr(upstream, key)) is not None and not _readable(path)
     ]
     if settings.identity.jwt is not None and not _readable(settings.identity.jwt.jwks_file):
         missing.append(f"identity.jwt.jwks_file: {settings.identity.jwt.jwks_file} cannot be read, or is empty")
+    missing += _tls_problems(settings)
     if missing:
         raise SettingsError(missing)
     read_at_once = settings.gateway.model_copy(update={"secrets_dir": None})  # what is there may not be written yet
     validate_envoy(to_yaml(bootstrap(settings.model_copy(update={"gateway": read_at_once}))))
+
+
+def _tls_problems(settings: Settings) -> Iterator[str]:
+    """What Envoy and Tidegate, or an upstream, would find out when they shake hands."""
+    for name, upstream in settings.upstreams.items():
+        cert, key = upstream.client_cert_file, upstream.client_key_file
+        if cert and key and _readable(cert) and _readable(key) and (problem := rehearsal.pair_problem(cert, key)):
+            yield f"upstreams.{name}.client_cert_file: {problem}"
+    service = settings.service
+    if service.tls:
+        gone = [(key, path) for key, path in service.tls.files.items() if not _readable(path)]
+        yield from (f"service.tls.{key}: {path} cannot be read, or is empty" for key, path in gone)
+        if not gone:
+            yield from rehearsal.problems(service.tls, service.server_name)
 
 
 def ask(settings: Settings) -> list[str]:
@@ -61,9 +79,34 @@ def advice(settings: Settings) -> Iterator[str]:
     yield from _prices(settings)
     yield from _bounds(settings)
     yield from _first_tokens(settings)
+    yield from _addresses(settings)
     yield from settings.division.notes()
     if not settings.service.state_file:
         yield "note: service.state_file: not set, buckets start empty after a restart"
+
+
+def _addresses(settings: Settings) -> Iterator[str]:
+    """What others on the network reach that is not traffic, and what TLS is about to end."""
+    service = settings.service
+    if not service.console.startswith(":") and not _is_private(service.console):
+        yield f"note: service.console: {service.console} can be reached from outside; whoever does may read and change"
+    if service.tls:
+        yield from (f"note: {line}" for line in rehearsal.soon_over(service.tls, service.server_name, time.time()))
+        if not service.tls.client_ca_file:
+            yield "note: service.tls.client_ca_file: not set, so everybody who reaches the port may play Envoy"
+        if not settings.gateway.secrets_dir:
+            yield "note: gateway.secrets_dir: not set, Envoy reads its certificates only when it starts"
+    elif not service.socket_path and not _is_private(service.address):
+        yield f"note: service.address: {service.address} can be reached from outside, without service.tls"
+
+
+def _is_private(place: str) -> bool:
+    """Whether a host:port is on loopback. The console is, too, where it names no host."""
+    host = place.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _dialects(settings: Settings) -> Iterator[str]:

@@ -33,10 +33,16 @@ def service_ready(settings: Settings) -> None:
     import grpc  # noqa: PLC0415 - takes longer than all the rest, and only this needs it
 
     from extproc.wire.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse  # noqa: PLC0415
+    from extproc.wire.tls import CertificateError, channel  # noqa: PLC0415
 
-    address = settings.service.address
-    with grpc.insecure_channel(address) as channel:
-        check = channel.unary_unary(
+    service = settings.service
+    address = service.address
+    try:
+        asked = channel(address, service.tls, service.server_name)
+    except CertificateError as error:
+        raise NotReadyError(str(error)) from None
+    with asked:
+        check = asked.unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=HealthCheckRequest.SerializeToString,
             response_deserializer=HealthCheckResponse.FromString,

@@ -8,11 +8,11 @@ from extproc.against.comparing import Difference, differences
 from extproc.against.dump import Running
 from extproc.against.expected import Expected, names
 from extproc.against.finding import Finding, findings_of
-from extproc.render.clusters import BUNDLES
 from extproc.render.existing import dig
 from extproc.render.names import SERVICE_CLUSTER
 from extproc.render.parts import OWNER
 from extproc.render.shape import Data
+from extproc.render.tls import BUNDLES
 from extproc.settings import Settings
 
 __all__ = ["about_clusters", "about_keys", "about_listeners"]

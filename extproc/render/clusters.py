@@ -6,28 +6,18 @@ would turn an admitted request away. The default of three parallel retries would
 
 from __future__ import annotations
 
-import ipaddress
-from pathlib import Path
-
 from extproc.render.gates import gate_clusters
 from extproc.render.names import SERVICE_CLUSTER
-from extproc.render.shape import HTTP_PROTOCOLS, Data, address, breakers, extension, seconds, typed
+from extproc.render.shape import HTTP_PROTOCOLS, Data, address, breakers, seconds, typed
+from extproc.render.tls import is_address, service_tls, upstream_tls
 from extproc.render.upstream import upstream_filters
 from extproc.settings import Settings, UpstreamSettings
 
-__all__ = ["BUNDLES", "clusters"]
+__all__ = ["clusters"]
 
 _NOBODY = ("127.0.0.1", 1)
 """Where a name that has no address leads, with the lowest priority: a refused connection lets the router go on to the
 next upstream, while a cluster without any host would end the request."""
-
-BUNDLES = (
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-)
-"""Where systems keep the certificates they trust; the first is Debian's and that of Envoy's own images."""
 
 
 def clusters(settings: Settings) -> list[Data]:
@@ -35,7 +25,7 @@ def clusters(settings: Settings) -> list[Data]:
     return [
         *(_upstream(settings, name) for name in settings.upstreams),
         *(gate_clusters(settings) if settings.gateway.profile == "classic" else []),
-        _service(settings.service.address),
+        _service(settings),
     ]
 
 
@@ -49,7 +39,7 @@ def _upstream(settings: Settings, name: str) -> Data:
         "lb_policy": "LEAST_REQUEST",
         "per_connection_buffer_limit_bytes": settings.gateway.max_answer_bytes,
         "circuit_breakers": breakers(),
-        **({"transport_socket": _tls(upstream)} if upstream.tls else {}),
+        **({"transport_socket": upstream_tls(settings, name)} if upstream.tls else {}),
         "typed_extension_protocol_options": {
             HTTP_PROTOCOLS: typed(HTTP_PROTOCOLS, **_protocol(upstream), **own),
         },
@@ -58,7 +48,7 @@ def _upstream(settings: Settings, name: str) -> Data:
 
 def _upstream_address(name: str, upstream: UpstreamSettings) -> Data:
     endpoint = {"hostname": _host_header(upstream), "address": address(upstream.host, upstream.port)}
-    reserve = [] if _is_address(upstream.host) else [{"address": address(*_NOBODY)}]
+    reserve = [] if is_address(upstream.host) else [{"address": address(*_NOBODY)}]
     return _where(upstream.host, _endpoints(name, endpoint, *reserve))
 
 
@@ -74,24 +64,7 @@ def _host_header(upstream: UpstreamSettings) -> str:
     return host if upstream.port == (443 if upstream.tls else 80) else f"{host}:{upstream.port}"
 
 
-def _tls(upstream: UpstreamSettings) -> Data:
-    """Verified against the bundle and the name; an address has no name to send, so its certificate must name it."""
-    trusted: Data = {"trusted_ca": {"filename": upstream.ca_file or _system_bundle()}}
-    common = {"validation_context": trusted, "alpn_protocols": ["h2", "http/1.1"]}
-    kind = "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
-    if _is_address(upstream.host):
-        trusted["match_typed_subject_alt_names"] = [{"san_type": "IP_ADDRESS", "matcher": {"exact": upstream.host}}]
-        return extension("envoy.transport_sockets.tls", kind, common_tls_context=common)
-    return extension(
-        "envoy.transport_sockets.tls", kind, sni=upstream.host, auto_sni_san_validation=True, common_tls_context=common
-    )
-
-
-def _system_bundle() -> str:
-    return next((path for path in BUNDLES if Path(path).exists()), BUNDLES[0])
-
-
-def _service(where: str) -> Data:
+def _service(settings: Settings) -> Data:
     """Tidegate itself: admission, access logs and health on one connection.
 
     Nobody may wait for a hung service. New requests are refused after two failed checks: a lone unhealthy host is not
@@ -103,7 +76,8 @@ def _service(where: str) -> Data:
     return {
         "name": SERVICE_CLUSTER,
         "connect_timeout": "1s",
-        **_service_address(where),
+        **_service_address(settings.service.address),
+        **service_tls(settings),
         "lb_policy": "LEAST_REQUEST",
         "circuit_breakers": breakers(),
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
@@ -139,7 +113,7 @@ def _service_address(where: str) -> Data:
 
 def _where(host: str, assignment: Data) -> Data:
     """An address is taken as it is; a name is looked up, and looked up again."""
-    if _is_address(host):
+    if is_address(host):
         return {"type": "STATIC", "load_assignment": assignment}
     return {"type": "STRICT_DNS", "dns_lookup_family": "V4_PREFERRED", "load_assignment": assignment}
 
@@ -150,11 +124,3 @@ def _endpoints(name: str, *by_priority: Data) -> Data:
         for rank, endpoint in enumerate(by_priority)
     ]
     return {"cluster_name": name, "endpoints": places}
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -18,6 +18,7 @@ from extproc.core.request import Dialect
 from extproc.render.hold import hold_headers
 from extproc.render.lua import upstream_script
 from extproc.render.shape import Data, extension, set_header, source
+from extproc.render.tls import tls_secret_files
 from extproc.settings import PROVIDERS, Provider, Settings, UpstreamSettings
 
 __all__ = ["attempt_filters", "secret_files", "secrets", "upstream_filters"]
@@ -53,10 +54,11 @@ def secret_files(settings: Settings) -> dict[str, str]:
     if not settings.gateway.secrets_dir:
         return {}
     kind = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
-    return {
-        f"{name}.json": json.dumps({"resources": [{"@type": kind, **_secret_of(name, file)}]})
+    keys = {
+        f"{name}.json": {"resources": [{"@type": kind, **_secret_of(name, file)}]}
         for name, file in _key_files(settings)
     }
+    return {name: json.dumps(told) for name, told in (keys | tls_secret_files(settings)).items()}
 
 
 def _key_files(settings: Settings) -> Iterator[tuple[str, str]]:

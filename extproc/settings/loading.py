@@ -109,7 +109,10 @@ def _overridden(raw: dict[str, Any], environ: Mapping[str, str]) -> dict[str, An
     return raw
 
 
-FILES = frozenset({"key_file", "ca_file", "jwks_file", "secrets_dir", "state_file"})
+FILES = frozenset(
+    {"key_file", "cert_file", "ca_file", "client_cert_file", "client_key_file", "client_ca_file"}
+    | {"jwks_file", "secrets_dir", "state_file"}
+)
 
 
 def _anchored(raw: Any, folder: Path) -> Any:

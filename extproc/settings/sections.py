@@ -9,7 +9,7 @@ from math import inf
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from extproc.core import policy as core
 from extproc.core.request import Ability, Dialect
@@ -32,6 +32,7 @@ __all__ = [
     "RouteSettings",
     "Section",
     "ServiceSettings",
+    "ServiceTlsSettings",
     "SessionSettings",
     "TenantSettings",
     "TimeoutSettings",
@@ -54,6 +55,13 @@ def _host_port(value: str) -> str:
 
 def _address(value: str) -> str:
     return value if re.fullmatch(r"unix:/.+", value) else _host_port(value)
+
+
+def _octal(value: Any) -> Any:
+    """Rights of a file as people write them: 0660, which YAML reads as a number, or the same as text."""
+    if isinstance(value, str) and re.fullmatch(r"0o?[0-7]{3}", value):
+        return int(value.removeprefix("0o"), 8)
+    return value
 
 
 def _moment(value: Any) -> Any:
@@ -79,12 +87,20 @@ HostPort = Annotated[str, AfterValidator(_host_port)]
 Address = Annotated[str, AfterValidator(_address)]
 Seconds = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
 SomeSeconds = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
+FileMode = Annotated[
+    int,
+    BeforeValidator(_octal),
+    Field(ge=0, le=0o777),
+    PlainSerializer(lambda mode: f"{mode:04o}", return_type=str, when_used="json"),
+]
 Port = Annotated[int, BeforeValidator(_number), Field(ge=1, le=65535)]
 Count = Annotated[int, BeforeValidator(_number), Field(ge=1)]
 Share = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1, allow_inf_nan=False)]
 PartShare = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
 Usd = Positive
+LONGEST_SOCKET = 99
+"""Bytes of a path: Linux takes 107, and it is made under a longer name at first."""
 UsdPrice = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z_:][A-Za-z0-9_:]*(\{.*\})?$")]
 
@@ -122,11 +138,48 @@ class GatewaySettings(Section):
     """How long `tidegate drain` lets running answers come to their end before Envoy ends, as a pod's does."""
 
 
+class ServiceTlsSettings(Section):
+    """TLS between Envoy and Tidegate: files in PEM, which may be replaced while everything runs (see README)."""
+
+    cert_file: str
+    """Tidegate's own certificate, with those between it and the CA."""
+    key_file: str
+    ca_file: str
+    """By which Envoy knows Tidegate."""
+    server_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9:]([A-Za-z0-9.:-]*[A-Za-z0-9:])?$")] | None = None
+    """What Tidegate's certificate must name: a DNS name or an IP address; the host of `address` when absent."""
+    client_ca_file: str | None = None
+    """By which Tidegate knows Envoy. Without it whoever reaches the port is let in."""
+    client_cert_file: str | None = None
+    """What Envoy, and `tidegate ready`, show."""
+    client_key_file: str | None = None
+
+    @model_validator(mode="after")
+    def _both_sides(self) -> Self:
+        clients = self.client_ca_file, self.client_cert_file, self.client_key_file
+        if any(clients) and not all(clients):
+            raise ValueError("client_ca_file: goes with client_cert_file and client_key_file; give all three, or none")
+        return self
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Every file that is named, by its key here."""
+        named = self.model_dump(exclude={"server_name"})
+        return {key: path for key, path in named.items() if path is not None}
+
+
 class ServiceSettings(Section):
     """Tidegate's own process."""
 
     address: Address = "127.0.0.1:10003"
     """host:port, or unix:/path/of/socket, where Envoy reaches ext_proc, access log and health."""
+    tls: ServiceTlsSettings | None = None
+    socket_mode: FileMode = 0o660
+    """Who may connect to a unix socket: Envoy needs the right to write."""
+    socket_group: str | None = None
+    """Name of the group that a unix socket is given to; that of the process when absent."""
+    health: HostPort | None = None
+    """host:port of a plain gRPC health service and nothing else, for probes that know no TLS."""
     console: HostPort = "127.0.0.1:10004"
     """host:port of the state page; keep it private."""
     replicas: Count = 1
@@ -139,6 +192,25 @@ class ServiceSettings(Section):
     """After a start, this long at half concurrency, while running answers of the last process are counted again."""
     record_grace_s: Seconds = 15.0
     """How long an ended request waits for its outcome record before its estimate is kept."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.tls and self.socket_path:
+            raise ValueError("tls: not on a unix socket, which socket_mode and socket_group guard")
+        if self.socket_path and len(self.socket_path.encode()) > LONGEST_SOCKET:
+            raise ValueError(f"address: the path of a unix socket has at most {LONGEST_SOCKET} bytes")
+        return self
+
+    @property
+    def socket_path(self) -> str | None:
+        """The file of the unix socket; None where it is a port."""
+        return self.address.removeprefix("unix:") if self.address.startswith("unix:") else None
+
+    @property
+    def server_name(self) -> str:
+        """What a certificate of Tidegate must name."""
+        named = self.tls.server_name if self.tls else None
+        return named or self.address.rpartition(":")[0].strip("[]")
 
 
 class JwtSettings(Section):
@@ -441,6 +513,9 @@ class UpstreamSettings(Purse):
     url: str | None = None
     key_file: str | None = None
     ca_file: str | None = None
+    client_cert_file: str | None = None
+    """What Envoy shows to an upstream that asks for a certificate, and the key of it."""
+    client_key_file: str | None = None
     models: dict[str, str] = {}
     dialects: tuple[Dialect, ...] | None = None
     limits: tuple[LimitSettings, ...] = ()
@@ -491,6 +566,7 @@ class UpstreamSettings(Purse):
             raise ValueError(f"url: provider {self.provider} needs one")
         if problem := _url_problem(self.where):
             raise ValueError(f"url: {problem}")
+        self._fits_tls()
         if self.limits and self.learn:
             raise ValueError("learn: give limits or learn them, not both")
         if not (self.limits or self.concurrency or self.learn or self.kv):
@@ -505,6 +581,13 @@ class UpstreamSettings(Purse):
         if self.fake is not None and self.provider != "fake":
             raise ValueError("fake: only for provider: fake")
         return self
+
+    def _fits_tls(self) -> None:
+        if bool(self.client_cert_file) != bool(self.client_key_file):
+            raise ValueError("client_cert_file: goes with client_key_file; give both, or none")
+        for key in ("ca_file", "client_cert_file"):
+            if getattr(self, key) and not self.tls:
+                raise ValueError(f"{key}: is for a url that begins with https")
 
     @model_validator(mode="after")
     def _pays(self) -> Self:

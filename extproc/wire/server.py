@@ -16,12 +16,15 @@ import grpc
 from grpc.aio import EOF  # type: ignore[attr-defined]
 
 from extproc.ports import Exchange, Gone, Record, RecordKind
+from extproc.settings import ServiceTlsSettings
 from extproc.wire import codec
 from extproc.wire.classic import ClassicExchange, Silence
 from extproc.wire.doubts import Doubts
 from extproc.wire.exchange import Read, StreamExchange, Write
 from extproc.wire.pb.access_log_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
 from extproc.wire.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from extproc.wire.sockets import UnixSocket
+from extproc.wire.tls import server_credentials
 
 __all__ = ["Server"]
 
@@ -56,10 +59,18 @@ class Server:
         *,
         max_body_bytes: int,
         classic: Silence | None = None,
+        tls: ServiceTlsSettings | None = None,
+        socket: UnixSocket | None = None,
+        health: str | None = None,
     ) -> None:
-        """`address` is host:port or unix:/path. classic: Envoy shows answers, and logs no outcomes of requests; when it
-        ends those that say no more.
+        """`address` is host:port, which is not looked at where there is a `socket`.
+
+        classic: Envoy shows answers, and logs no outcomes of requests; when it ends those that say no more. health:
+        host:port of a second server, without TLS, which only tells health.
         """
+        credentials = server_credentials(tls) if tls else None
+        if socket is not None:
+            socket.claim()
         self._handle = handle
         self._learn = learn
         self._classic = classic
@@ -68,13 +79,27 @@ class Server:
         self._logs: set[asyncio.Task[Any]] = set()
         options = (*OPTIONS, ("grpc.max_receive_message_length", max_body_bytes + MARGIN_BYTES))
         self._server = grpc.aio.server(options=options)
-        self._server.add_generic_rpc_handlers(tuple(_services(self)))
-        self.port = self._server.add_insecure_port(address)
+        self._server.add_generic_rpc_handlers((*_services(self), _health(self)))
+        self._socket = socket
+        self.port = 0
+        if socket is not None:
+            socket.open(self._server.add_insecure_port)
+        elif credentials is not None:
+            self.port = self._server.add_secure_port(address, credentials)
+        else:
+            self.port = self._server.add_insecure_port(address)
+        self._health = grpc.aio.server(options=OPTIONS) if health else None
+        self.health_port = 0
+        if self._health is not None and health:
+            self._health.add_generic_rpc_handlers((_health(self),))
+            self.health_port = self._health.add_insecure_port(health)
 
     async def start(self) -> None:
         """Begin to serve."""
         logging.getLogger(GRPC_LOG).addFilter(_is_news)
         await self._server.start()
+        if self._health is not None:
+            await self._health.start()
 
     async def stop(self) -> None:
         """Let go of responses that are under way (they go on without us), then end.
@@ -89,8 +114,12 @@ class Server:
             stream.cancel()
         if ended:
             await asyncio.wait(ended, timeout=GRACE_S)
+        if self._socket is not None:
+            self._socket.remove()
         await self._server.stop(grace=GRACE_S)
         await self._doubts.close()
+        if self._health is not None:
+            await self._health.stop(grace=None)
 
     async def process(self, _: object, context: Any) -> None:
         """Envoy's ext_proc: one stream per HTTP request."""
@@ -150,16 +179,19 @@ def _services(server: Server) -> list[grpc.GenericRpcHandler[Any, Any]]:
     logs = grpc.stream_unary_rpc_method_handler(
         server.stream_access_logs, response_serializer=StreamAccessLogsResponse.SerializeToString
     )
+    return [
+        grpc.method_handlers_generic_handler("envoy.service.ext_proc.v3.ExternalProcessor", {"Process": streams}),
+        grpc.method_handlers_generic_handler("envoy.service.accesslog.v3.AccessLogService", {"StreamAccessLogs": logs}),
+    ]
+
+
+def _health(server: Server) -> grpc.GenericRpcHandler[Any, Any]:
     check = grpc.unary_unary_rpc_method_handler(
         server.check,
         request_deserializer=HealthCheckRequest.FromString,
         response_serializer=HealthCheckResponse.SerializeToString,
     )
-    return [
-        grpc.method_handlers_generic_handler("envoy.service.ext_proc.v3.ExternalProcessor", {"Process": streams}),
-        grpc.method_handlers_generic_handler("envoy.service.accesslog.v3.AccessLogService", {"StreamAccessLogs": logs}),
-        grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check}),
-    ]
+    return grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -386,7 +386,8 @@ def test_entries_are_mounted_where_envoy_looks() -> None:
     documents = k8s.objects(with_files())
     volumes = {volume["name"]: volume for volume in pod_of(documents)["volumes"]}
     paths = {item["path"] for item in volumes["tidegate-config"]["configMap"]["items"]}
-    assert paths == {"tidegate.yaml", "envoy.yaml", "sds/openai.json", "sds/Own_1.x.json"}
+    keys, trusted = {"sds/openai.json", "sds/Own_1.x.json"}, "sds/_tls-Own_1.x.ca.json"
+    assert paths == {"tidegate.yaml", "envoy.yaml", *keys, trusted}
     assert volumes["tidegate-files"]["secret"]["secretName"] == "tidegate-files"
     assert "/etc/tidegate/config/sds/openai.json" in one(documents, "ConfigMap")["data"]["envoy.yaml"]
     assert not {"tidegate-files"} & {volume["name"] for volume in pod_of(k8s.objects(default()))["volumes"]}

@@ -17,17 +17,19 @@ from extproc.render.envoy import RenderError, bootstrap, to_yaml
 from extproc.render.shape import Data
 from extproc.render.text import plain
 from extproc.render.upstream import secret_files
-from extproc.settings import Settings, UpstreamSettings
+from extproc.settings import ServiceSettings, Settings, UpstreamSettings
 
 __all__ = [
-    "CONFIG_DIR", "NAME", "PACKED", "SDS", "SECRET", "SECRETS_DIR", "STATE_DIR",
-    "checksum", "config_items", "config_map", "is_loopback", "needed_files", "placed",
+    "CONFIG_DIR", "NAME", "PACKED", "SDS", "SECRET", "SECRETS_DIR", "STATE_DIR", "TLS_DIR",
+    "checksum", "config_items", "config_map", "is_loopback", "needed_files", "placed", "tls_items",
 ]  # fmt: skip
 
 NAME = "tidegate"
 SECRET = "tidegate-files"  # noqa: S105 - the name of an object
 CONFIG_DIR = "/etc/tidegate/config"
 SECRETS_DIR = "/etc/tidegate/files"
+TLS_DIR = "/etc/tidegate/tls"
+"""What Envoy and Tidegate both read; keys of upstreams are not among it."""
 STATE_DIR = "/var/lib/tidegate"
 PACKED = "envoy.yaml.gz"
 SDS = "sds"
@@ -43,13 +45,15 @@ def placed(settings: Settings, *, sidecar: bool) -> Settings:
     gateway, service = settings.gateway, settings.service
     if service.address.startswith("unix:"):
         raise RenderError("service.address: in a pod it must be host:port; Kubernetes asks its health service by TCP")
-    keys = any(upstream.key_file for upstream in settings.upstreams.values())
+    named = settings.model_copy(update={"gateway": gateway.model_copy(update={"secrets_dir": "."})})
     public = "0.0.0.0" if is_loopback(gateway.address) and not sidecar else gateway.address
     moved: dict[str, Any] = {
         "gateway": gateway.model_copy(
-            update={"address": public, "secrets_dir": f"{CONFIG_DIR}/{SDS}" if keys else None}
+            update={"address": public, "secrets_dir": f"{CONFIG_DIR}/{SDS}" if secret_files(named) else None}
         ),
-        "service": service.model_copy(update={"address": _at_home(service.address), "state_file": _STATE_FILE}),
+        "service": service.model_copy(
+            update={"address": _at_home(service.address), "state_file": _STATE_FILE, **_tls(service)}
+        ),
         "upstreams": {name: _upstream(name, upstream) for name, upstream in settings.upstreams.items()},
     }
     if settings.identity.jwt:
@@ -60,14 +64,16 @@ def placed(settings: Settings, *, sidecar: bool) -> Settings:
 
 _STATE_FILE = f"{STATE_DIR}/levels.json"
 _JWKS = "jwks.json"
+_OF_UPSTREAM = {"key_file": "key", "ca_file": "ca", "client_cert_file": "client.crt", "client_key_file": "client.key"}
 
 
 def needed_files(settings: Settings) -> dict[str, str]:
     """Entries that the Secret must have -> the file that the settings name."""
     found: dict[str, str] = {}
     for name, upstream in settings.upstreams.items():
-        found |= {f"{name}.key": upstream.key_file} if upstream.key_file else {}
-        found |= {f"{name}.ca": upstream.ca_file} if upstream.ca_file else {}
+        found |= {f"{name}.{entry}": path for key, entry in _OF_UPSTREAM.items() if (path := getattr(upstream, key))}
+    if settings.service.tls:
+        found |= {_tls_entry(key): path for key, path in settings.service.tls.files.items()}
     if settings.identity.jwt:
         found[_JWKS] = settings.identity.jwt.jwks_file
     return found
@@ -117,12 +123,26 @@ def checksum(config: Data) -> str:
 
 def _upstream(name: str, upstream: UpstreamSettings) -> UpstreamSettings:
     """Only what is set is changed, so that the file stays as short as it was."""
-    moved = {
-        key: f"{SECRETS_DIR}/{name}.{entry}"
-        for key, entry in (("key_file", "key"), ("ca_file", "ca"))
-        if getattr(upstream, key)
-    }
+    moved = {key: f"{SECRETS_DIR}/{name}.{entry}" for key, entry in _OF_UPSTREAM.items() if getattr(upstream, key)}
     return upstream.model_copy(update=moved) if moved else upstream
+
+
+def _tls(service: ServiceSettings) -> dict[str, Any]:
+    """The certificates where they are in a pod. They name Tidegate as they did, though it is on the pod's loopback."""
+    if service.tls is None:
+        return {}
+    moved = {key: f"{TLS_DIR}/{item['path']}" for key, item in zip(service.tls.files, tls_items(service), strict=True)}
+    return {"tls": service.tls.model_copy(update={**moved, "server_name": service.server_name})}
+
+
+def tls_items(service: ServiceSettings) -> list[Data]:
+    """Entries of the Secret that are mounted for both, and under which path."""
+    return [{"key": _tls_entry(key), "path": key} for key in service.tls.files] if service.tls else []
+
+
+def _tls_entry(key: str) -> str:
+    """No upstream's name begins so."""
+    return f"_service.{key}"
 
 
 def _at_home(address: str) -> str:

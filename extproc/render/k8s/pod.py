@@ -25,11 +25,13 @@ from extproc.render.k8s.placed import (
     SECRET,
     SECRETS_DIR,
     STATE_DIR,
+    TLS_DIR,
     checksum,
     config_items,
     config_map,
     needed_files,
     placed,
+    tls_items,
 )
 from extproc.render.shape import Data
 from extproc.settings import Settings
@@ -56,7 +58,9 @@ _WORKERS = 2
 _MIB = 1024 * 1024
 _CONFIG = ["--config", f"{CONFIG_DIR}/tidegate.yaml"]
 _UNPACKED_DIR = "/etc/tidegate/envoy"
-_MOUNTS = {"config": CONFIG_DIR, "files": SECRETS_DIR, "state": STATE_DIR, "envoy": _UNPACKED_DIR}
+_HEALTH_PORT = 10005
+"""Where Kubernetes asks a Tidegate that speaks TLS: its probes cannot."""
+_MOUNTS = {"config": CONFIG_DIR, "files": SECRETS_DIR, "state": STATE_DIR, "envoy": _UNPACKED_DIR, "tls": TLS_DIR}
 _VOLUME = "tidegate-{}"
 STATE_VOLUME = _VOLUME.format("state")
 
@@ -126,13 +130,16 @@ def _grace_s(settings: Settings) -> int:
 
 def _probed_service(settings: Settings) -> Data:
     """Tidegate, asked by Kubernetes itself, which comes by the pod's address: it listens there, too."""
-    port = _port(settings.service.address)
-    asked = {"grpc": {"port": port}, "timeoutSeconds": 3}
-    alone = settings.service.replicas == 1
+    service, port = settings.service, _port(settings.service.address)
+    health = _port(service.health) if service.health else _HEALTH_PORT if service.tls else port
+    asked = {"grpc": {"port": health}, "timeoutSeconds": 3}
+    alone = service.replicas == 1
     container = _service(settings)
+    listens = [{"name": "TIDEGATE__SERVICE__ADDRESS", "value": f"0.0.0.0:{port}"}]
+    listens += [{"name": "TIDEGATE__SERVICE__HEALTH", "value": f"0.0.0.0:{health}"}] if health != port else []
     return {
         **container,
-        "env": [*container["env"], {"name": "TIDEGATE__SERVICE__ADDRESS", "value": f"0.0.0.0:{port}"}],
+        "env": [*container["env"], *listens],
         "ports": [{"name": GRPC, "containerPort": port}],
         "startupProbe": {**asked, "periodSeconds": 1, "failureThreshold": 120},
         "livenessProbe": {**asked, "periodSeconds": 5, "failureThreshold": 6},
@@ -157,7 +164,11 @@ def _service(settings: Settings) -> Data:
     return {
         **_container(settings, "tidegate", ["tidegate", "serve", *_CONFIG], memory),
         "restartPolicy": "Always",
-        "volumeMounts": [*_mounts("config", read_only=True), *_mounts("state", read_only=False)],
+        "volumeMounts": [
+            *_mounts("config", read_only=True),
+            *(_mounts("tls", read_only=True) if settings.service.tls else []),
+            *_mounts("state", read_only=False),
+        ],
     }
 
 
@@ -179,7 +190,8 @@ def _envoy(settings: Settings, config: Data) -> Data:
     file = f"{_UNPACKED_DIR if packed else CONFIG_DIR}/envoy.yaml"
     command = ["envoy", "-c", file, "--disable-hot-restart", "--log-level", "warning"]
     command += ["--concurrency", str(settings.gateway.workers or _WORKERS)]
-    more = [name for name, there in (("files", needed_files(settings)), ("envoy", packed)) if there]
+    told = {"files": _files(settings), "tls": settings.service.tls, "envoy": packed}
+    more = [name for name, there in told.items() if there]
     mounts = [mount for name in ("config", *more) for mount in _mounts(name, read_only=True)]
     return {
         **_container(settings, "envoy", command, 1024 + math.ceil(settings.queue.max_bytes / _MIB)),
@@ -236,13 +248,24 @@ def _mounts(what: str, *, read_only: bool) -> list[Data]:
 
 def _volumes(settings: Settings, config: Data) -> list[Data]:
     named = {"name": config["metadata"]["name"], "items": config_items(config)}
-    files = sorted(needed_files(settings))
+    tls, files = tls_items(settings.service), _files(settings)
+    whole = {"secretName": SECRET}
     return [
         {"name": _VOLUME.format("config"), "configMap": named},
-        *([{"name": _VOLUME.format("files"), "secret": {"secretName": SECRET}}] if files else []),
+        *([{"name": _VOLUME.format("files"), "secret": {**whole, **(_items(files) if tls else {})}}] if files else []),
+        *([{"name": _VOLUME.format("tls"), "secret": {**whole, "items": tls}}] if tls else []),
         *([{"name": _VOLUME.format("envoy"), "emptyDir": {"sizeLimit": "64Mi"}}] if _is_packed(config) else []),
         {"name": STATE_VOLUME, "emptyDir": {"sizeLimit": "64Mi"}},
     ]
+
+
+def _files(settings: Settings) -> list[str]:
+    """Entries of the Secret that only Envoy reads."""
+    return sorted(needed_files(settings).keys() - {item["key"] for item in tls_items(settings.service)})
+
+
+def _items(entries: list[str]) -> Data:
+    return {"items": [{"key": entry, "path": entry} for entry in entries]}
 
 
 def _port(address: str) -> int:

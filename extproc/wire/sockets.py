@@ -1,0 +1,98 @@
+"""A unix socket to listen on: whose file it is, who may use it, and that nobody's who lives is taken away.
+
+gRPC by itself would replace any socket, leave the rights of the new one to the umask, and take away whatever has its
+name in the end. So it is made under a name of its own, and gets the right one when all is set.
+"""
+
+from __future__ import annotations
+
+import errno
+import grp
+import os
+import socket
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["SocketError", "UnixSocket"]
+
+_LISTENS_S = 1.0
+
+
+class SocketError(Exception):
+    """The socket cannot be listened on. The message begins with its path."""
+
+
+@dataclass
+class UnixSocket:
+    """mode: rights of the file. group: name of the group that gets it, None for that of the process."""
+
+    path: str
+    mode: int
+    group: str | None = None
+    _ours: tuple[int, ...] | None = None
+
+    def claim(self) -> None:
+        """Make room for it. SocketError when it is taken, or cannot be made."""
+        self._group()
+        self._remove_dead()
+
+    def open(self, bind: Callable[[str], int]) -> None:
+        """Have `bind` listen on it once it is claimed, and set its rights. SocketError when that cannot be done."""
+        new = Path(f"{self.path}.{os.getpid()}")
+        before = os.umask(0o177)  # nobody else gets in before the rights are set
+        try:
+            bind(f"unix:{new}")
+            os.chown(new, -1, self._group())
+            new.chmod(self.mode)
+            new.rename(self.path)
+            self._ours = self._identity()
+        except (OSError, RuntimeError) as error:
+            raise SocketError(f"{self.path}: {getattr(error, 'strerror', None) or error}") from None
+        finally:
+            os.umask(before)
+
+    def remove(self) -> None:
+        """Take the file away, unless it is another's by now. While it is listened on nobody else can claim it."""
+        if self._ours is not None and self._identity() == self._ours:
+            Path(self.path).unlink(missing_ok=True)
+
+    def _group(self) -> int:
+        """Its number; -1 leaves it as it is."""
+        try:
+            return -1 if self.group is None else grp.getgrnam(self.group).gr_gid
+        except KeyError:
+            raise SocketError(f"{self.path}: there is no group {self.group!r}") from None
+
+    def _remove_dead(self) -> None:
+        try:
+            kind = os.lstat(self.path).st_mode
+        except FileNotFoundError:
+            if not Path(self.path).parent.is_dir():
+                raise SocketError(f"{self.path}: its folder is not there") from None
+            return
+        except OSError as error:
+            raise SocketError(f"{self.path}: {error.strerror}") from None
+        if not stat.S_ISSOCK(kind):
+            raise SocketError(f"{self.path}: is there and no socket")
+        if self._is_listened_on():
+            raise SocketError(f"{self.path}: another process listens there")
+        Path(self.path).unlink(missing_ok=True)
+
+    def _is_listened_on(self) -> bool:
+        """Whoever cannot be asked is taken to be alive."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(_LISTENS_S)
+            try:
+                probe.connect(self.path)
+            except OSError as error:
+                return error.errno not in (errno.ECONNREFUSED, errno.ENOENT)
+        return True
+
+    def _identity(self) -> tuple[int, ...] | None:
+        try:
+            found = os.lstat(self.path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_mtime_ns

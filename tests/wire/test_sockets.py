@@ -1,0 +1,128 @@
+"""A unix socket to listen on: its rights, the file of a dead process, that of a living one, and what is left of it."""
+
+from __future__ import annotations
+
+import grp
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from extproc.wire.server import Server
+from extproc.wire.sockets import SocketError, UnixSocket
+
+LISTENER = """
+import socket, sys, time
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print(flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where it is."""
+    return tmp_path / "tidegate.sock"
+
+
+@pytest.fixture
+def living(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that listens there."""
+    with subprocess.Popen([sys.executable, "-c", LISTENER, path], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        yield other
+        other.kill()
+
+
+def server_at(path: Path, mode: int = 0o660, group: str | None = None) -> Server:
+    """A server that nobody asks anything."""
+    place = UnixSocket(str(path), mode, group)
+    return Server(f"unix:{path}", None, None, max_body_bytes=1024, socket=place)  # type: ignore[arg-type]
+
+
+def accepts(path: Path) -> bool:
+    """Whether somebody listens."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(10)
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def rights(path: Path) -> tuple[int, int] | None:
+    """Mode and group of a file; None where it is not."""
+    return (path.stat().st_mode & 0o777, path.stat().st_gid) if path.exists() else None
+
+
+@pytest.mark.parametrize("mode", [0o660, 0o600, 0o777])
+async def test_the_rights_are_those_of_the_settings(path: Path, mode: int) -> None:
+    """Whatever the umask, which is as before."""
+    umask = os.umask(0o027)
+    try:
+        server = server_at(path, mode, grp.getgrgid(os.getgid()).gr_name)
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(umask)
+    await server.start()
+    assert rights(path) == (mode, os.getgid())
+    assert accepts(path)
+    await server.stop()
+    assert rights(path) is None
+
+
+def test_a_living_ones_socket_stays(path: Path, living: subprocess.Popen[bytes]) -> None:
+    """Also where it is stopped and answers nothing."""
+    living.send_signal(signal.SIGSTOP)
+    inode = path.stat().st_ino
+    with pytest.raises(SocketError, match=r"tidegate\.sock: another process listens there"):
+        server_at(path)
+    assert path.stat().st_ino == inode
+    assert accepts(path)
+
+
+async def test_a_dead_ones_socket_is_replaced(path: Path, living: subprocess.Popen[bytes]) -> None:
+    """It had no time to take it away."""
+    living.kill()
+    living.wait()
+    assert rights(path) is not None
+    server = server_at(path)
+    await server.start()
+    assert accepts(path)
+    await server.stop()
+    assert rights(path) is None
+
+
+async def test_a_socket_that_is_anothers_by_now_stays(path: Path) -> None:
+    """Who listens there next is not cut off by the end of who did before."""
+    first = server_at(path)
+    await first.start()
+    os.unlink(path)  # noqa: PTH108 - as a shell would
+    second = server_at(path)
+    await second.start()
+    await first.stop()
+    assert accepts(path)
+    await second.stop()
+
+
+def test_what_cannot_be_a_socket_is_said(path: Path) -> None:
+    """A file that is something else, a folder that is not there, a group that is not known; nothing is removed."""
+    path.write_text("mine")
+    with pytest.raises(SocketError, match="is there and no socket"):
+        server_at(path)
+    with pytest.raises(SocketError, match="Not a directory"):
+        server_at(path / "below")
+    assert path.read_text() == "mine"
+    with pytest.raises(SocketError, match="no group 'no-such-group'"):
+        server_at(path, group="no-such-group")
+    with pytest.raises(SocketError, match=r"gone/tidegate\.sock: its folder is not there"):
+        server_at(path.parent / "gone" / path.name)
