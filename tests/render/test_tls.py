@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from extproc.render import k8s
-from extproc.render.envoy import bootstrap, to_yaml, validate, write_secrets
+from extproc.render.envoy import RenderError, bootstrap, to_yaml, validate, write_secrets
+from extproc.render.k8s import envoy_gateway
 from extproc.render.names import SERVICE_CLUSTER
 from extproc.settings import PROVIDERS, Settings, load, parse
 from tests.certificates import Mounted, tls_of
@@ -207,3 +208,20 @@ def places(node: Any, at: str = "") -> list[tuple[str, str]]:
 def test_every_provider_that_has_an_address_is_reached_by_tls() -> None:
     """None of them has a plain one."""
     assert all(each.url.startswith("https://") for each in PROVIDERS.values() if each.url)
+
+
+def test_envoys_of_envoy_gateway_have_them_too(files: Mounted) -> None:
+    """Each with its own part of the Secret; a policy cannot show a certificate, and that is said."""
+    known = settings(files)
+    there = known.upstreams["near"].model_copy(update={"url": "https://10.1.2.3:8443"})
+    known = known.model_copy(update={"upstreams": {**known.upstreams, "near": there}})
+    documents = envoy_gateway.objects(known)
+    (proxy,) = [each["spec"]["provider"]["kubernetes"] for each in documents if each["kind"] == "EnvoyProxy"]
+    (mount,) = [
+        each for each in proxy["envoyDeployment"]["container"]["volumeMounts"] if each["name"] == "tidegate-tls"
+    ]
+    assert mount["mountPath"] == IN_POD
+    (told,) = [each["data"] for each in documents if each["kind"] == "ConfigMap"]
+    assert f"{IN_POD}/client_key_file" in told["_service.certificate.json"]
+    with pytest.raises(RenderError, match=r"^service\.tls: "):
+        envoy_gateway.objects(known, envoy_gateway.Target(extension_policy=True))

@@ -28,7 +28,18 @@ from dataclasses import dataclass
 from extproc.render.envoy import RenderError
 from extproc.render.k8s.envoy_patches import patches
 from extproc.render.k8s.objects import CLIENT_LABEL, NAMESPACE
-from extproc.render.k8s.placed import CONFIG_DIR, NAME, SDS, SECRET, SECRETS_DIR, is_loopback, needed_files, placed
+from extproc.render.k8s.placed import (
+    CONFIG_DIR,
+    NAME,
+    SDS,
+    SECRET,
+    SECRETS_DIR,
+    TLS_DIR,
+    is_loopback,
+    needed_files,
+    placed,
+    tls_items,
+)
 from extproc.render.k8s.pod import Fakes
 from extproc.render.names import ROUTE
 from extproc.render.parts import LLM_PATHS, parts, paths_taken
@@ -99,6 +110,8 @@ def settings_there(settings: Settings, target: Target, fakes: Fakes) -> Settings
             "service.replicas: Envoys of elsewhere tell any one replica how a request ended, not the one that admitted "
             "it; with Envoy Gateway it must be 1"
         )
+    if settings.service.tls and target.extension_policy:
+        raise RenderError("service.tls: an EnvoyExtensionPolicy cannot show a certificate; leave one of both out")
     there = placed(settings, sidecar=False)
     host = f"{NAME}-headless.{target.namespace}.svc.cluster.local"
     upstreams = {name: _reached(name, upstream, host, fakes) for name, upstream in there.upstreams.items()}
@@ -134,6 +147,9 @@ def _proxy(settings: Settings, target: Target) -> Data:
     if needed_files(settings):
         volumes.append({"name": "tidegate-files", "secret": {"secretName": SECRET}})
         mounts.append({"name": "tidegate-files", "mountPath": SECRETS_DIR, "readOnly": True})
+    if tls := tls_items(settings.service):
+        volumes.append({"name": "tidegate-tls", "secret": {"secretName": SECRET, "items": tls}})
+        mounts.append({"name": "tidegate-tls", "mountPath": TLS_DIR, "readOnly": True})
     if secret_files(settings):
         volumes.append({"name": "tidegate-sds", "configMap": {"name": f"{NAME}-{SDS}"}})
         mounts.append({"name": "tidegate-sds", "mountPath": f"{CONFIG_DIR}/{SDS}", "readOnly": True})
