@@ -150,7 +150,7 @@ def test_files_are_mounted_where_envoy_looks_for_them() -> None:
         assert f"{mounts['tidegate-files']}/{name}.key" in files["data"][f"{name}.json"]
         assert f"{mounts['tidegate-sds']}/{name}.json" in text
     for file in ("own.ca", "jwks.json"):
-        assert f"{mounts['tidegate-files']}/{file}" in text
+        assert f"{mounts['tidegate-files']}/{file}" in text + str(files["data"])
     assert "/home" not in json.dumps(documents)
     assert deployment["pod"]["labels"] == {"tidegate/envoy": "true"}
 

@@ -14,7 +14,6 @@ import yaml
 
 from extproc.render import k8s
 from extproc.render.envoy import RenderError, bootstrap, to_yaml, validate, write_secrets
-from extproc.render.k8s import envoy_gateway
 from extproc.render.names import SERVICE_CLUSTER
 from extproc.settings import PROVIDERS, Settings, load, parse
 from tests.certificates import Mounted, tls_of
@@ -215,7 +214,7 @@ def test_envoys_of_envoy_gateway_have_them_too(files: Mounted) -> None:
     known = settings(files)
     there = known.upstreams["near"].model_copy(update={"url": "https://10.1.2.3:8443"})
     known = known.model_copy(update={"upstreams": {**known.upstreams, "near": there}})
-    documents = envoy_gateway.objects(known)
+    documents = k8s.envoy_gateway(known)
     (proxy,) = [each["spec"]["provider"]["kubernetes"] for each in documents if each["kind"] == "EnvoyProxy"]
     (mount,) = [
         each for each in proxy["envoyDeployment"]["container"]["volumeMounts"] if each["name"] == "tidegate-tls"
@@ -224,4 +223,4 @@ def test_envoys_of_envoy_gateway_have_them_too(files: Mounted) -> None:
     (told,) = [each["data"] for each in documents if each["kind"] == "ConfigMap"]
     assert f"{IN_POD}/client_key_file" in told["_service.certificate.json"]
     with pytest.raises(RenderError, match=r"^service\.tls: "):
-        envoy_gateway.objects(known, envoy_gateway.Target(extension_policy=True))
+        k8s.envoy_gateway(known, k8s.Target(extension_policy=True))
