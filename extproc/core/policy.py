@@ -5,9 +5,11 @@ Built once from the validated settings and frozen; every unit is in its name. No
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import translate
 from math import inf
 
 from extproc.core.request import Ability, Dialect
@@ -34,6 +36,8 @@ __all__ = [
     "Upstream",
     "WhenBusy",
 ]  # fmt: skip
+
+_WILD = frozenset("*?[")
 
 
 class WhenBusy(StrEnum):
@@ -353,3 +357,20 @@ class Policy:
     bounds: Bounds = field(default_factory=Bounds)
     sessions: SessionLimits = field(default_factory=SessionLimits)
     retries: RetryRules = field(default_factory=RetryRules)
+    _named: Mapping[str, Route] = field(init=False, repr=False, compare=False)
+    _patterns: tuple[tuple[re.Pattern[str], Route], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Sort the routes by what they name, once: every request asks, and there may be hundreds."""
+        pairs = [(name, route) for route in self.routes for name in route.models]
+        patterns = [(re.compile(translate(name)), route) for name, route in pairs if not _WILD.isdisjoint(name)]
+        object.__setattr__(self, "_named", dict(reversed(pairs)))
+        object.__setattr__(self, "_patterns", tuple(patterns))
+
+    def naming(self, model: str) -> Route | None:
+        """The first route that names `model` exactly."""
+        return self._named.get(model)
+
+    def patterned(self, model: str) -> Route | None:
+        """The first route that has a pattern which `model` fits."""
+        return next((route for pattern, route in self._patterns if pattern.match(model)), None)

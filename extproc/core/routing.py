@@ -41,15 +41,10 @@ PRIORITY_STEP = 100
 
 def route_of(policy: Policy, model: str) -> Route:
     """The first route that names `model` exactly, else the first whose pattern matches. Rejects an unknown model."""
-    patterns: Route | None = None
-    for route in policy.routes:
-        if model in route.models:
-            return route
-        if patterns is None and matches(model, route.models):
-            patterns = route
-    if patterns is None:
+    route = policy.naming(model) or policy.patterned(model)
+    if route is None:
         raise Rejected(Reason.UNKNOWN_MODEL, f"no route serves model {model[:100]!r}")
-    return patterns
+    return route
 
 
 def matches(model: str, patterns: Iterable[str]) -> bool:
@@ -59,8 +54,8 @@ def matches(model: str, patterns: Iterable[str]) -> bool:
 
 def is_callers_word(policy: Policy, upstream: Upstream, model: str) -> bool:
     """Whether `upstream` is asked for `model` by a name that is written nowhere here: a pattern lets callers say it."""
-    written = any(model in route.models for route in policy.routes)
-    return not written and upstream.own_name(model) == model and any(matches(model, r.models) for r in policy.routes)
+    written = policy.naming(model) is not None
+    return not written and upstream.own_name(model) == model and policy.patterned(model) is not None
 
 
 def eligible(

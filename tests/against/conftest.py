@@ -83,8 +83,8 @@ def merged_text(name: str, settings: Settings) -> str:
     listener, host = CHOICES[name]
     existing: Any = load((EXISTING / name).read_text(), name)
     existing["admin"] = {"address": at("127.0.0.1", settings.gateway.admin_port)}
-    for one in existing["static_resources"]["listeners"]:
-        one["address"] = at("127.0.0.1", free_port())
+    for i, one in enumerate(existing["static_resources"]["listeners"]):
+        one["address"] = at("127.0.0.1", free_port() if i else settings.gateway.port)
     return dump(merge(existing, settings, listener, host).config, "# merged\n")
 
 
