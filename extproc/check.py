@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from extproc import rehearsal
+from extproc.core.orders import MOST, only_pairs
 from extproc.core.request import Dialect
 from extproc.core.routing import matches
 from extproc.core.spend import is_free
@@ -80,6 +81,7 @@ def advice(settings: Settings) -> Iterator[str]:
     yield from _bounds(settings)
     yield from _first_tokens(settings)
     yield from _addresses(settings)
+    yield from _profile(settings)
     yield from settings.division.notes()
     if not settings.service.state_file:
         yield "note: service.state_file: not set, buckets start empty after a restart"
@@ -107,6 +109,14 @@ def _is_private(place: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _profile(settings: Settings) -> Iterator[str]:
+    if settings.gateway.profile == "classic" and only_pairs(route.chain for route in settings.routes):
+        yield (
+            f"note: gateway.profile: classic, and the chains would need more than {MOST:,} clusters: "
+            "a request that fails goes on to one other upstream, not further"
+        )
 
 
 def _dialects(settings: Settings) -> Iterator[str]:

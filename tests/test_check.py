@@ -394,6 +394,16 @@ def test_dollars_of_an_upstream_that_steer_nowhere_are_told(
     assert lines == told
 
 
+@pytest.mark.parametrize(("profile", "many", "said"), [("classic", 70, 1), ("classic", 20, 0), ("native", 70, 0)])
+def test_more_chains_than_older_envoys_can_have_clusters_for_are_told(profile: str, many: int, said: int) -> None:
+    upstreams = {f"u{i}": {"provider": "openai", "owned": True, "concurrency": 1} for i in range(many)}
+    names = list(upstreams)
+    routes = [{"models": [f"m{i}"], "chain": (names[i:] + names[:i])[:9]} for i in range(many)]
+    raw = {"gateway": {"profile": profile}, "upstreams": upstreams, "routes": routes}
+    lines = [line for line in advice(parse(yaml.safe_dump(raw), "test")) if "gateway.profile" in line]
+    assert len(lines) == said
+
+
 def test_dollars_of_a_route_without_prices_are_told() -> None:
     """Of the upstreams in its chain, not of others."""
     upstreams = {name: {"provider": "openai", "limits": [{"tpm": 1000}]} for name in ("a", "b")}

@@ -17,6 +17,7 @@ from extproc.core.budget import Budget
 from extproc.core.capacity import Claim
 from extproc.core.flight import Flight
 from extproc.core.identity import Caller
+from extproc.core.orders import cutter
 from extproc.core.policy import (
     BreakerRules,
     Kind,
@@ -66,6 +67,7 @@ class Gate:
         last_resort: str | None = None,
         unasked: bool = False,
         first_token_s: float | None = None,
+        **more: Any,
     ) -> None:
         self.upstreams = {upstream.name: upstream for upstream in upstreams}
         self.clock = HandClock()
@@ -86,7 +88,7 @@ class Gate:
         health: tuple[Any, Any] = self.breakers.allows, (lambda name, _: name not in self.unfit)
         slow = self.breakers.slow
         self.dispatch = Dispatch(
-            policy, self.capacity, self.clock, timing, wording, *health, retries, outlook=outlook, slow=slow
+            policy, self.capacity, self.clock, timing, wording, *health, retries, outlook=outlook, slow=slow, **more
         )
 
     def _wait_s(self, asked: Request, wants: Wants) -> float:
@@ -191,6 +193,15 @@ def test_who_is_merely_slow_stands_behind_all_others() -> None:
     for _ in range(3):
         gate.breakers.record("c", Outcome.FAILURE, began=gate.clock.now, cause="")
     assert gate.depart(BODY).order == ("a", "d", "b")
+
+
+def test_an_order_that_envoy_cannot_be_told_is_cut() -> None:
+    """What it leaves for is what Envoy is told: books, names and models are of these alone."""
+    gate = Gate(*(engine(name, "openai", told=False) for name in "abcd"), cut=cutter(["ab"]))
+    departure = gate.depart(BODY)
+    assert departure.order == ("a", "b")
+    assert gate.flights[-1].order == ("a", "b")
+    assert set(departure.heads or ()) <= {"a", "b"}
 
 
 def test_a_failover_may_use_what_its_lane_keeps_free() -> None:

@@ -37,6 +37,9 @@ __all__ = ["RenderError", "bootstrap", "find_envoy", "to_yaml", "validate", "wri
 _VALIDATION_TIMEOUT_S = 60
 _LONGEST = 1000
 """What Envoy says against a value comes last, after the whole configuration."""
+_NEWER = ("PriorityGroupClusterSpecifier", "HttpResponseLocalReplyMatchInput", "refresh_cluster_on_retry")
+"""What an Envoy before 1.39 does not know of the native profile: it tells of the first that it meets."""
+_OLDER = "\nEnvoy is older than 1.39? Then say gateway: {profile: classic}."
 _LOG_PREFIX = re.compile(r"^(\[[^\]]*\]){4} (\[[^\]]*\] )?", re.MULTILINE)
 """Time, thread, level, logger and source line, which say nothing about the configuration."""
 
@@ -100,4 +103,5 @@ def validate(text: str, envoy: str = "envoy") -> None:
             raise RenderError(f"{command[0]}: {error}") from error
     if done.returncode:
         problem = _LOG_PREFIX.sub("", done.stderr or done.stdout).strip()
-        raise RenderError(problem if len(problem) <= _LONGEST else f"... {problem[-_LONGEST:]}")
+        hint = _OLDER if any(word in problem for word in _NEWER) else ""
+        raise RenderError((problem if len(problem) <= _LONGEST else f"... {problem[-_LONGEST:]}") + hint)

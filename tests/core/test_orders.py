@@ -7,7 +7,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.orders import cutter, name_of, orders_of
+from extproc.core.orders import MOST, cutter, name_of, only_pairs, orders_of
 from extproc.core.routing import order as usual
 
 CHAINS = st.lists(st.sampled_from("ABCDEFGH"), min_size=1, max_size=8, unique=True).map(tuple)
@@ -46,6 +46,18 @@ def test_whatever_is_made_begins_as_it_did(chain: tuple[str, ...], data: st.Data
     kept = cutter([chain])(made)
     assert kept == made[: max(1, len(kept))]
     assert len(kept) == 1 or kept in orders_of([chain])
+
+
+def test_many_chains_have_less_each() -> None:
+    """Whole chains as long as there is room for them, at last pairs alone."""
+    some = [tuple(f"{n}{x}" for x in "ABCDEF") for n in range(25)]
+    assert len(some) * 108 > MOST >= len(orders_of(some))
+    assert all(chain in orders_of(some) for chain in some)
+    assert not only_pairs(some)
+    many = [(f"{n}", *rest) for n in range(500) for rest in [("A", "B", "C")]]
+    assert only_pairs(many)
+    assert {len(order) for order in orders_of(many)} == {2}
+    assert cutter(many)(("7", "A", "B")) == ("7", "A")
 
 
 def test_an_upstream_of_no_chain_stays_alone() -> None:
