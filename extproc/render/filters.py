@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from extproc.render.access_log import attempts
-from extproc.render.lua import tail_script
+from extproc.render.lua import notes_script, tail_script
 from extproc.render.names import FLAGS_HEADER, ROUTE, SERVICE_CLUSTER, UPSTREAM_HEADER
 from extproc.render.shape import Data, extension, seconds, source, typed
 from extproc.settings import FloodSettings, JwtSettings, Settings
@@ -149,13 +149,8 @@ def _tail() -> Data:
 
 def _hiding(settings: Settings) -> Data:
     """Takes off what gates and upstreams tell Envoy and admission."""
-    matchers = [{"prefix": "x-tg-"}, {"contains": "ratelimit-"}, {"contains": "tokenlimit-"}]
-    matchers += [] if settings.internal_headers else [{"exact": UPSTREAM_HEADER}]
-    return extension(
-        "tidegate.hide_notes",
-        "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
-        mutations={"response_mutations": [{"remove_on_match": {"key_matcher": matcher}} for matcher in matchers]},
-    )
+    script = source(notes_script(UPSTREAM_HEADER, hidden=not settings.internal_headers))
+    return extension("tidegate.hide_notes", "envoy.extensions.filters.http.lua.v3.Lua", default_source_code=script)
 
 
 def _jwt(jwt: JwtSettings) -> Data:

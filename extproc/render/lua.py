@@ -13,7 +13,7 @@ from importlib import resources
 from extproc.dialects.errors import Row, rows_of, words_about_us
 from extproc.settings import Settings
 
-__all__ = ["gate_script", "host_script", "tail_script", "upstream_script"]
+__all__ = ["gate_script", "host_script", "notes_script", "tail_script", "upstream_script"]
 
 
 def tail_script() -> str:
@@ -30,6 +30,12 @@ def host_script(host: str) -> str:
 def gate_script(header: str) -> str:
     """What turns a header of admission's into metadata."""
     return f"local HEADER = {_quoted(header)}\n\n" + _joined("json", "gate")
+
+
+def notes_script(upstream_header: str, *, hidden: bool) -> str:
+    """What takes notes off an answer. hidden: the caller may not see who answered either."""
+    told = f"local UPSTREAM, HIDDEN = {_quoted(upstream_header)}, {'true' if hidden else 'false'}\n\n"
+    return told + _joined("notes")
 
 
 def upstream_script(settings: Settings, name: str) -> str:
