@@ -255,6 +255,7 @@ def fake_provider(
     *,
     name: str = "fake",
     port: int = 10011,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     tpm: int | None = None,
     rpm: int | None = None,
     burst_s: float = 60.0,
@@ -277,6 +278,7 @@ def fake_provider(
         FakeSettings(
             name=name,
             port=port,
+            host=host,
             tpm=tpm,
             rpm=rpm,
             burst_s=burst_s,

@@ -178,6 +178,7 @@ class Stack:
             "gateway.port": gateway.port,
             "gateway.admin_port": gateway.admin_port,
             "gateway.probe_port": gateway.probe_port,
+            **({"gateway.metrics_port": gateway.metrics_port} if gateway.metrics_port else {}),
         }
         wanted |= {f"upstreams.{name}.url": upstream.port for name, upstream in self.fakes.items()}
         for place in ("address", "console"):

@@ -63,7 +63,7 @@ def plain(**upstream: Any) -> str:
             "gateway.port: Input should be a valid integer, unable to parse string as an integer",
         ),
         ("gateway: {port: yes}", "gateway.port: must be a number, not yes or no"),
-        ("gateway: {port: 10001}", "gateway: port, admin_port and probe_port must differ"),
+        ("gateway: {port: 10001}", "gateway: port, admin_port, probe_port and metrics_port must differ"),
         ("gateway: 7", "gateway: is not a section"),
         ("gateway:", "gateway: is not a section"),
         ("tenants: {'**': {}}", "tenants.**: String should match pattern"),

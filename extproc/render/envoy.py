@@ -26,6 +26,7 @@ from pathlib import Path
 from extproc.render.clusters import clusters
 from extproc.render.gates import gate_listeners
 from extproc.render.listener import listener
+from extproc.render.metrics import metrics_clusters, metrics_listeners
 from extproc.render.probe import probe_listener
 from extproc.render.shape import Data, address
 from extproc.render.text import to_yaml
@@ -56,8 +57,8 @@ def bootstrap(settings: Settings) -> Data:
         "admin": {"address": address("127.0.0.1", settings.gateway.admin_port)},
         "static_resources": {
             "secrets": secrets(settings),
-            "listeners": [listener(settings), probe_listener(settings), *gates],
-            "clusters": clusters(settings),
+            "listeners": [listener(settings), probe_listener(settings), *metrics_listeners(settings), *gates],
+            "clusters": [*clusters(settings), *metrics_clusters(settings)],
         },
     }
 

@@ -121,6 +121,8 @@ class GatewaySettings(Section):
     admin_port: Port = 10001
     probe_port: Port = 10002
     """Private listener for health canaries: loopback only, one upstream forced per call."""
+    metrics_port: Port | None = None
+    """Where the metrics of Tidegate and of Envoy are shown, and nothing else; 10005 in a gateway's pod, else absent."""
     workers: int | None = Field(default=None, ge=1)
     """Envoy worker threads. When absent one per core, at most 4, of `tidegate up`, and 2 in a pod."""
     max_body_bytes: int = Field(default=8 * 1024 * 1024, ge=1024, le=256 * 1024 * 1024)

@@ -154,8 +154,9 @@ class Settings(Section):
                 'with rpm for model "*"'
             )
         ports = [self.gateway.port, self.gateway.admin_port, self.gateway.probe_port]
+        ports += [self.gateway.metrics_port] if self.gateway.metrics_port else []
         if len(set(ports)) < len(ports):
-            yield "gateway: port, admin_port and probe_port must differ"
+            yield "gateway: port, admin_port, probe_port and metrics_port must differ"
 
     def _route_problems(self) -> Iterator[str]:
         claimed: dict[str, int] = {}

@@ -27,10 +27,15 @@ from extproc import cli
 from extproc.render import k8s
 from extproc.render.envoy import RenderError, validate
 from extproc.settings import Settings, load, parse
+from tests.render import test_envoy_gateway
 from tests.render.rig import Data
 
 ROOT = Path(__file__).parents[2]
-CRDS = {"Kustomization", "Component"}
+CRDS = {
+    "Kustomization", "Component", "ServiceMonitor", "Gateway", "HTTPRoute", "EnvoyProxy",
+    "ClientTrafficPolicy", "BackendTrafficPolicy", "EnvoyPatchPolicy",
+}  # fmt: skip
+"""Kinds of which Kubernetes itself knows nothing."""
 PATCHES = {"overlays/sidecar/sidecar.yaml", "overlays/kept-state/deployment.yaml"}
 OLDEST = "1.33"
 """The first Kubernetes that has everything used here without a switch."""
@@ -250,9 +255,80 @@ def test_state_that_is_kept_has_one_pod_at_a_time(tmp_path: Path) -> None:
     assert one(documents, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
     (volume,) = [each for each in pod_of(documents)["volumes"] if each["name"] == "tidegate-state"]
     claim = one(documents, "PersistentVolumeClaim", "tidegate-state")
+    assert claim["metadata"]["namespace"] == one(documents, "Deployment")["metadata"]["namespace"]
     assert volume == {"name": "tidegate-state", "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
     assert {"tidegate-config", "tidegate-state"} == {each["name"] for each in pod_of(documents)["volumes"]}
     assert not [path for path in k8s.files(default(replicas=2)) if "kept-state" in path]
+
+
+def test_envoy_gateways_envoys_reach_tidegate_and_the_demos_providers() -> None:
+    """The standalone gateway, its policy open to labelled pods of other namespaces, and what Envoy Gateway is told."""
+    documents = built(ROOT / "k8s" / "overlays" / "envoy-gateway")
+    accepted([each for each in documents if each["kind"] not in CRDS])
+    test_envoy_gateway.accepted([each for each in documents if each["kind"] in CRDS])
+    kinds = {each["kind"] for each in documents}
+    assert kinds >= CRDS - {"Kustomization", "Component", "ServiceMonitor"} | {"Deployment", "Namespace"}
+    rule = one(documents, "NetworkPolicy")["spec"]["ingress"][1]
+    assert rule["from"] == [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"tidegate/envoy": "true"}}}]
+    labels = one(documents, "EnvoyProxy")["spec"]["provider"]["kubernetes"]["envoyDeployment"]["pod"]["labels"]
+    assert labels == rule["from"][0]["podSelector"]["matchLabels"]
+    open_ports = {each["port"] for each in rule["ports"]}
+    served = {each["port"]: each.get("targetPort", each["port"]) for each in headless(documents)["spec"]["ports"]}
+    listening = {each["name"]: each["command"] for each in every_container(pod_of(documents))}
+    for name, port in (("primary", 10011), ("backup", 10012), ("local", 10013)):
+        assert port in open_ports
+        assert served[port] == port
+        command = listening[f"fake-{name}"]
+        assert command[command.index("--port") + 1] == str(port)
+        assert command[command.index("--host") + 1] == "0.0.0.0"
+    assert served[10003] == "grpc"
+
+
+def headless(documents: list[Data]) -> Data:
+    return one(documents, "Service", "tidegate-headless")
+
+
+def test_the_service_for_envoys_is_headless_and_envoys_take_the_least_busy() -> None:
+    """Every pod's address, looked up again and again, and a choice for each request."""
+    documents = built(ROOT / "k8s" / "overlays" / "envoy-gateway")
+    assert headless(documents)["spec"]["clusterIP"] == "None"
+    (patch,) = one(documents, "EnvoyPatchPolicy", "tidegate-cluster-service-915cf295")["spec"]["jsonPatches"]
+    cluster = patch["operation"]["value"]
+    (place,) = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    assert place["endpoint"]["address"]["socket_address"] == {
+        "address": "tidegate-headless.tidegate.svc.cluster.local",
+        "port_value": 10003,
+    }
+    assert (cluster["type"], cluster["lb_policy"]) == ("STRICT_DNS", "LEAST_REQUEST")
+
+
+def test_no_overlay_for_an_envoy_gateway_where_it_could_not_work() -> None:
+    assert not [path for path in k8s.files(default(replicas=2)) if "envoy-gateway" in path]
+
+
+@pytest.mark.parametrize("beside", ["standalone", "envoy-gateway"])
+def test_prometheus_finds_the_metrics_and_may_read_them(tmp_path: Path, beside: str) -> None:
+    """By a component, since ServiceMonitor is a kind of the Prometheus operator."""
+    shutil.copytree(ROOT / "k8s", tmp_path / "k8s")
+    (tmp_path / "kustomization.yaml").write_text(
+        f"resources: [k8s/overlays/{beside}]\ncomponents: [k8s/overlays/monitoring]\n", "utf-8"
+    )
+    documents = built(tmp_path)
+    monitor = one(documents, "ServiceMonitor")
+    assert monitor["metadata"]["namespace"] == headless(documents)["metadata"]["namespace"] == "tidegate"
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    services = [each for each in documents if each["kind"] == "Service"]
+    chosen = [each for each in services if wanted <= each["metadata"]["labels"].items()]
+    assert chosen == [headless(documents)], "each pod once"
+    assert [each["path"] for each in monitor["spec"]["endpoints"]] == ["/metrics", "/stats/prometheus"]
+    ports = {each["name"]: each for each in headless(documents)["spec"]["ports"]}
+    assert {each["port"] for each in monitor["spec"]["endpoints"]} == {"metrics"}
+    (envoy,) = pod_of(documents)["containers"]
+    assert {"name": ports["metrics"]["targetPort"], "containerPort": 10005} in envoy["ports"]
+    rule = one(documents, "NetworkPolicy")["spec"]["ingress"][2]
+    assert rule["ports"] == [{"protocol": "TCP", "port": 10005}]
+    (who,) = rule["from"]
+    assert who["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "prometheus"}
 
 
 # ------------------------------------------------------------------------------------------------ a pod
@@ -322,6 +398,17 @@ def test_replicas(replicas: int, budget: dict[str, int]) -> None:
     assert told.service.replicas == replicas
 
 
+def test_metrics_have_a_port_that_nothing_else_has() -> None:
+    """The one in the settings, else the first that is free in the pod; none in a sidecar, which nobody reaches."""
+    gateway = default().gateway
+    for changed, port in (({"metrics_port": 9999}, 9999), ({}, 10005), ({"port": 10005, "admin_port": 10006}, 10007)):
+        settings = default().model_copy(update={"gateway": gateway.model_copy(update=changed)})
+        there = parse(one(k8s.objects(settings), "ConfigMap")["data"]["tidegate.yaml"], "there", {})
+        assert there.gateway.metrics_port == port
+    beside = parse(k8s.sidecar(settings).config["data"]["tidegate.yaml"], "there", {})
+    assert beside.gateway.metrics_port is None
+
+
 def test_one_selector_for_all() -> None:
     """Services, budget and policy mean the pods of the Deployment."""
     documents = k8s.objects(default())
@@ -344,10 +431,11 @@ def test_one_selector_for_all() -> None:
 def test_the_network_is_open_where_it_is_needed() -> None:
     """Inwards the gateway, and Tidegate for Envoys with a label; outwards names and what the settings name."""
     policy = one(k8s.objects(with_files()), "NetworkPolicy")["spec"]
-    everybody, envoys = policy["ingress"]
+    everybody, envoys, collectors = policy["ingress"]
     assert everybody == {"ports": [{"protocol": "TCP", "port": 10000}]}
     assert envoys["ports"] == [{"protocol": "TCP", "port": 10003}]
     assert envoys["from"] == [{"podSelector": {"matchLabels": {"tidegate/envoy": "true"}}}]
+    assert collectors["ports"] == [{"protocol": "TCP", "port": 10005}]
     (out,) = policy["egress"]
     assert [port["port"] for port in out["ports"]] == [53, 53, 443, 8443, 9090]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
@@ -433,7 +521,8 @@ def test_what_is_large_is_packed(form: str) -> None:
     assert "envoy.yaml" not in config["data"]
     told = gzip.decompress(base64.b64decode(config["binaryData"]["envoy.yaml.gz"])).decode()
     assert len(told) > 1_048_576 > len(json.dumps(config))
-    assert len(yaml.safe_load(told)["static_resources"]["clusters"]) == 51
+    upstreams = [c for c in yaml.safe_load(told)["static_resources"]["clusters"] if ":" not in c["name"]]
+    assert len(upstreams) == 50
     order = [each["name"] for each in [*pod["initContainers"], *pod.get("containers", [])]]
     assert order == ["tidegate", "unpack", "envoy"]
     assert {item["path"] for item in pod["volumes"][0]["configMap"]["items"]} >= {"envoy.yaml.gz", "sds/u0.json"}

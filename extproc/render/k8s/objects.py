@@ -6,15 +6,29 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from extproc.render.k8s.placed import NAME, config_map, placed
-from extproc.render.k8s.pod import GRPC, HTTP, LABELS, STATE_VOLUME, Fakes, pod_template
+from extproc.render.k8s.pod import GRPC, HTTP, LABELS, METRICS, STATE_VOLUME, Fakes, pod_template
+from extproc.render.metrics import PAGES
 from extproc.render.shape import Data
 from extproc.settings import Settings
 
-__all__ = ["CLIENT_LABEL", "NAMESPACE", "kept_state", "namespace", "objects", "replica_guard"]
+__all__ = [
+    "CLIENT_LABEL",
+    "NAMESPACE",
+    "fakes_reached",
+    "kept_state",
+    "monitor",
+    "namespace",
+    "objects",
+    "replica_guard",
+]
 
 NAMESPACE = NAME
 CLIENT_LABEL = "tidegate/envoy"
 """Pods with this label, "true", may ask Tidegate itself: Envoys of elsewhere."""
+HEADLESS = "tidegate/headless"
+"""Tells that Service from the other, which has the same pods."""
+COLLECTORS = {"app.kubernetes.io/name": "prometheus"}
+"""Pods with this label, of any namespace, may read metrics: what the Prometheus operator gives to its own."""
 _DNS = 53
 
 
@@ -45,7 +59,9 @@ def kept_state() -> tuple[Data, Data]:
     Nobody else may have it meanwhile, so the old pod ends before the new one starts.
     """
     size = {"requests": {"storage": "64Mi"}}
-    claim = _of("v1", "PersistentVolumeClaim", STATE_VOLUME, spec={"accessModes": ["ReadWriteOnce"], "resources": size})
+    claim = _here(
+        _of("v1", "PersistentVolumeClaim", STATE_VOLUME, spec={"accessModes": ["ReadWriteOnce"], "resources": size})
+    )
     volume = {"name": STATE_VOLUME, "emptyDir": None, "persistentVolumeClaim": {"claimName": STATE_VOLUME}}
     strategy = {"type": "Recreate", "rollingUpdate": None}
     patch = {
@@ -55,6 +71,32 @@ def kept_state() -> tuple[Data, Data]:
         "spec": {"strategy": strategy, "template": {"spec": {"volumes": [volume]}}},
     }
     return claim, patch
+
+
+def monitor() -> Data:
+    """For the Prometheus operator: every pod's metrics, of Tidegate and of its Envoy."""
+    pages = [{"port": METRICS, "path": path, "interval": "15s"} for path in PAGES]
+    spec = {"selector": {"matchLabels": {**LABELS, HEADLESS: "true"}}, "endpoints": pages}
+    return _here(_of("monitoring.coreos.com/v1", "ServiceMonitor", spec=spec))
+
+
+def fakes_reached(settings: Settings, fakes: Fakes) -> list[tuple[str, str, list[Data]]]:
+    """Patches (kind, name, JSON patch): Envoys of elsewhere reach Tidegate, and the demo's providers in its pod."""
+    ports = [settings.upstreams[name].port for name in fakes]
+    listen = [
+        {"op": "add", "path": f"/spec/template/spec/initContainers/{i}/command/-", "value": word}
+        for i in range(len(ports))
+        for word in ("--host", "0.0.0.0")
+    ]
+    opened = [{"op": "add", "path": "/spec/ingress/1/from/0/namespaceSelector", "value": {}}]
+    opened += [{"op": "add", "path": "/spec/ingress/1/ports/-", "value": {"protocol": "TCP", "port": p}} for p in ports]
+    served = [{"op": "add", "path": "/spec/ports/-", "value": {"name": f"fake-{p}", "port": p}} for p in ports]
+    patches: list[tuple[str, str, list[Data]]] = [
+        ("NetworkPolicy", NAME, opened),
+        ("Deployment", NAME, listen),
+        ("Service", f"{NAME}-headless", served),
+    ]
+    return [patch for patch in patches if patch[2]]
 
 
 def replica_guard(settings: Settings) -> list[Data]:
@@ -88,6 +130,11 @@ def replica_guard(settings: Settings) -> list[Data]:
     ]
 
 
+def _here(each: Data) -> Data:
+    """In the namespace of `overlays/standalone`, which has set its own before a component comes to it."""
+    return {**each, "metadata": {**each["metadata"], "namespace": NAMESPACE}}
+
+
 def _of(version: str, kind: str, name: str = NAME, **fields: object) -> Data:
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": LABELS}, **fields}
 
@@ -104,19 +151,23 @@ def _headless(settings: Settings) -> Data:
     ports = [
         {"name": HTTP, "port": settings.gateway.port, "targetPort": HTTP},
         {"name": GRPC, "port": int(settings.service.address.rpartition(":")[2]), "targetPort": GRPC},
+        {"name": METRICS, "port": settings.gateway.metrics_port, "targetPort": METRICS},
     ]
-    return _of("v1", "Service", f"{NAME}-headless", spec={"clusterIP": "None", "selector": LABELS, "ports": ports})
+    service = _of("v1", "Service", f"{NAME}-headless", spec={"clusterIP": "None", "selector": LABELS, "ports": ports})
+    return {**service, "metadata": {**service["metadata"], "labels": {**LABELS, HEADLESS: "true"}}}
 
 
 def _network_policy(settings: Settings) -> Data:
     """Callers reach the gateway alone; Tidegate's own port is for Envoys with a label, and for Kubernetes' probes,
-    which no policy stops. Outwards only what the settings name.
+    which no policy stops; metrics are for Prometheus. Outwards only what the settings name.
     """
     grpc = int(settings.service.address.rpartition(":")[2])
     clients = [{"podSelector": {"matchLabels": {CLIENT_LABEL: "true"}}}]
+    collectors = [{"namespaceSelector": {}, "podSelector": {"matchLabels": COLLECTORS}}]
     ingress = [
         {"ports": [{"protocol": "TCP", "port": settings.gateway.port}]},
         {"ports": [{"protocol": "TCP", "port": grpc}], "from": clients},
+        {"ports": [{"protocol": "TCP", "port": settings.gateway.metrics_port}], "from": collectors},
     ]
     dns = [{"protocol": protocol, "port": _DNS} for protocol in ("UDP", "TCP")]
     out = [{"protocol": "TCP", "port": port} for port in sorted(set(_ports(settings)))]

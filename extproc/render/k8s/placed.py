@@ -20,7 +20,7 @@ from extproc.render.upstream import secret_files
 from extproc.settings import ServiceSettings, Settings, UpstreamSettings
 
 __all__ = [
-    "CONFIG_DIR", "NAME", "PACKED", "SDS", "SECRET", "SECRETS_DIR", "STATE_DIR", "TLS_DIR",
+    "CONFIG_DIR", "METRICS_PORT", "NAME", "PACKED", "SDS", "SECRET", "SECRETS_DIR", "STATE_DIR", "TLS_DIR",
     "checksum", "config_items", "config_map", "is_loopback", "needed_files", "placed", "tls_items",
 ]  # fmt: skip
 
@@ -32,6 +32,8 @@ TLS_DIR = "/etc/tidegate/tls"
 """What Envoy and Tidegate both read; keys of upstreams are not among it."""
 STATE_DIR = "/var/lib/tidegate"
 PACKED = "envoy.yaml.gz"
+METRICS_PORT = 10005
+"""In a gateway's pod, unless the settings name one, or this for something else."""
 SDS = "sds"
 _MOST = 1_000_000
 """Bytes; Kubernetes takes 1 MiB of data, names and all."""
@@ -47,9 +49,14 @@ def placed(settings: Settings, *, sidecar: bool) -> Settings:
         raise RenderError("service.address: in a pod it must be host:port; Kubernetes asks its health service by TCP")
     named = settings.model_copy(update={"gateway": gateway.model_copy(update={"secrets_dir": "."})})
     public = "0.0.0.0" if is_loopback(gateway.address) and not sidecar else gateway.address
+    measured = None if sidecar else gateway.metrics_port or _free(settings)
     moved: dict[str, Any] = {
         "gateway": gateway.model_copy(
-            update={"address": public, "secrets_dir": f"{CONFIG_DIR}/{SDS}" if secret_files(named) else None}
+            update={
+                "address": public,
+                "secrets_dir": f"{CONFIG_DIR}/{SDS}" if secret_files(named) else None,
+                **({"metrics_port": measured} if measured != gateway.metrics_port else {}),
+            }
         ),
         "service": service.model_copy(
             update={"address": _at_home(service.address), "state_file": _STATE_FILE, **_tls(service)}
@@ -119,6 +126,14 @@ def checksum(config: Data) -> str:
     for key, text in sorted(_entries(config).items()):
         told.update(f"{len(key)}:{key}{len(text)}:{text}".encode())
     return told.hexdigest()
+
+
+def _free(settings: Settings) -> int:
+    """The first port from METRICS_PORT on that nothing else in the pod has."""
+    gateway, addresses = settings.gateway, (settings.service.address, settings.service.console)
+    taken = {gateway.port, gateway.admin_port, gateway.probe_port, *(int(a.rpartition(":")[2]) for a in addresses)}
+    taken |= {upstream.port for upstream in settings.upstreams.values()}
+    return next(port for port in range(METRICS_PORT, 65536) if port not in taken)
 
 
 def _upstream(name: str, upstream: UpstreamSettings) -> UpstreamSettings:

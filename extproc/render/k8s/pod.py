@@ -37,7 +37,7 @@ from extproc.render.shape import Data
 from extproc.settings import Settings
 
 __all__ = [
-    "CHECKSUM", "GRPC", "HTTP", "IMAGE", "LABELS", "STATE_VOLUME", "USER",
+    "CHECKSUM", "GRPC", "HTTP", "IMAGE", "LABELS", "METRICS", "STATE_VOLUME", "USER",
     "Fakes", "Sidecar", "pod_template", "sidecar",
 ]  # fmt: skip
 
@@ -48,7 +48,7 @@ IMAGE = f"{NAME}:{version('tidegate')}"
 LABELS = {"app.kubernetes.io/name": NAME}
 CHECKSUM = "checksum/config"
 USER = 65532
-HTTP, GRPC = "http", "grpc"
+HTTP, GRPC, METRICS = "http", "grpc", "metrics"
 """Names of ports."""
 SIDECAR_CONFIG = f"{NAME}-sidecar"
 
@@ -152,7 +152,10 @@ def _probed_envoy(settings: Settings, config: Data) -> Data:
     asked = {"tcpSocket": {"port": settings.gateway.port}, "timeoutSeconds": 3}
     return {
         **_envoy(settings, config),
-        "ports": [{"name": HTTP, "containerPort": settings.gateway.port}],
+        "ports": [
+            {"name": HTTP, "containerPort": settings.gateway.port},
+            {"name": METRICS, "containerPort": settings.gateway.metrics_port},
+        ],
         "startupProbe": {**asked, "periodSeconds": 1, "failureThreshold": 60},
         "readinessProbe": {**asked, "periodSeconds": 2, "failureThreshold": 2},
         "lifecycle": {"preStop": {"exec": {"command": ["tidegate", "drain", *_CONFIG]}}},

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
-from extproc.render.k8s.objects import NAMESPACE, kept_state, namespace, objects, replica_guard
+from extproc.render.envoy import RenderError
+from extproc.render.k8s.envoy_gateway import objects as envoy_gateway
+from extproc.render.k8s.objects import NAMESPACE, fakes_reached, kept_state, monitor, namespace, objects, replica_guard
 from extproc.render.k8s.placed import NAME, SECRET, needed_files
 from extproc.render.k8s.pod import IMAGE, Fakes, sidecar
 from extproc.render.shape import Data
@@ -61,9 +64,33 @@ def files(settings: Settings, fakes: Fakes | None = None) -> dict[str, str]:
         ],
         "overlays/sidecar/configmap.yaml": [beside.config],
         "overlays/sidecar/sidecar.yaml": [beside.patch],
+        "overlays/monitoring/kustomization.yaml": [_kustomization("Component", resources=["servicemonitor.yaml"])],
+        "overlays/monitoring/servicemonitor.yaml": [monitor()],
+        **_envoy_gateway(settings, fakes or {}),
         **(_kept_state() if settings.service.replicas == 1 else {}),
     }
     return {path: to_yaml(documents, settings) for path, documents in written.items()}
+
+
+def _envoy_gateway(settings: Settings, fakes: Fakes) -> dict[str, list[Data]]:
+    """The standalone gateway, and all that Envoys of an Envoy Gateway need of it; nothing where they cannot use it."""
+    folder = "overlays/envoy-gateway"
+    try:
+        each = envoy_gateway(settings, None, fakes)
+    except RenderError:
+        return {}
+    there = {"policies.yaml": [one for one in each if one["kind"] != "EnvoyPatchPolicy"]}
+    there["patches.yaml"] = [one for one in each if one["kind"] == "EnvoyPatchPolicy"]
+    patches = [
+        {"target": {"kind": kind, "name": name}, "patch": json.dumps(patch)}
+        for kind, name, patch in fakes_reached(settings, fakes)
+    ]
+    return {
+        f"{folder}/kustomization.yaml": [
+            _kustomization("Kustomization", resources=["../standalone", *there], patches=patches)
+        ],
+        **{f"{folder}/{file}": documents for file, documents in there.items()},
+    }
 
 
 def _kept_state() -> dict[str, list[Data]]:
