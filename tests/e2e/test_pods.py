@@ -19,7 +19,7 @@ import pytest
 
 from extproc.render import k8s
 from extproc.settings import Settings
-from extproc.stack import Stack
+from extproc.stack import Stack, free_ports
 from tests.e2e.conftest import chat, settings_for
 from tests.e2e.doubles import CHAT, Upstream, until
 from tests.e2e.pods import Pod
@@ -68,7 +68,8 @@ def pods() -> Iterator[Callable[[Pod], Pod]]:
 
 def gateway(folder: Path, **overrides: Any) -> tuple[Settings, Pod]:
     """A pod of a gateway of its own, on ports of its own."""
-    settings = settings_for(**overrides)
+    metrics = {"metrics_port": free_ports(1)[0]}
+    settings = settings_for(**{**overrides, "gateway": {**metrics, **overrides.get("gateway", {})}})
     documents = k8s.objects(settings)
     config = {each["metadata"]["name"]: each for each in documents if each["kind"] == "ConfigMap"}
     (deployment,) = [each for each in documents if each["kind"] == "Deployment"]
