@@ -92,6 +92,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             for name in upstreams
         ],
         other_endpoints="sink",
+        gateway={"message_timeout_s": 10},  # a machine that is slow under these crowds is not under test
         lanes=LANES,
         tenants=TENANTS,
         identity={"tenant": "header:x-team"},

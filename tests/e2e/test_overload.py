@@ -82,7 +82,7 @@ async def taken(stack: Stack, clients: Crowd, model: str, count: int = 1) -> Asy
         await asyncio.gather(*holders, return_exceptions=True)
 
 
-async def reached(stack: Stack, holds: Any, within_s: float = 20.0) -> dict[str, Any]:
+async def reached(stack: Stack, holds: Any, within_s: float = 28.0) -> dict[str, Any]:
     """The first state of the service that fits."""
     end = time.monotonic() + within_s
     while True:
@@ -400,9 +400,10 @@ async def test_a_crowd_that_comes_and_goes_leaves_nothing_behind(
     show(capsys, f"coming and going: seed {seed}")
     chance = random.Random(seed)
     async with crowd(slots) as clients:
-        asks = [_give_up(clients, chance.random() * 0.6, stream=chance.random() < 0.5) for _ in range(300)]
+        patience = [60.0 if i % 20 == 0 else chance.random() * 0.6 for i in range(300)]
+        asks = [_give_up(clients, patience_s, stream=chance.random() < 0.5) for patience_s in patience]
         stayed = await asyncio.gather(*asks)
-    assert 0 < sum(stayed) < 300
+    assert 15 <= sum(stayed) < 300
     await asyncio.to_thread(books_balance, slots)
     record = slots.record("ten")
     assert record["max_in_flight"] <= 10
