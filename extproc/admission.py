@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import ceil, inf, isfinite
 
 from extproc import tokens
@@ -18,13 +19,13 @@ from extproc.core.affinity import Affinity
 from extproc.core.alarms import Alarms
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
-from extproc.core.capacity import Store
+from extproc.core.capacity import Adopt, Forget, Retire, Store, Tuning
 from extproc.core.events import BudgetUsed, Event, Settled
 from extproc.core.flight import Flight
 from extproc.core.forecast import Pace
 from extproc.core.lanes import Lanes
 from extproc.core.outputs import Outputs
-from extproc.core.policy import Kind, Limit, Policy, Prices
+from extproc.core.policy import Kind, Lane, Limit, Policy, Prices, Tenant
 from extproc.core.quota import account_of, purse, route_place, upstream_place
 from extproc.core.request import Usage
 from extproc.core.retries import RetryBudget
@@ -39,6 +40,9 @@ from extproc.shared.memory import MemoryCapacity
 from extproc.sizes import may_teach
 
 __all__ = ["Admission"]
+
+PRICING_S = 60.0
+"""No request takes longer from its arrival to its books."""
 
 
 class Admission:
@@ -63,16 +67,15 @@ class Admission:
         """
         self._listener = observe
         observe = self.observe
-        self.policy = policy
         self._calibrate = calibrate
-        self._firsts = {route.name: policy.upstreams[route.chain[0]] for route in policy.routes}
+        self._heed(policy)
         self.breakers = Breakers(policy.upstreams.values(), clock, observe, chance)
         self._clock = clock
         self._epoch_offset = epoch_offset
-        self._prices = PriceList(policy.upstreams)
+        self._retired: dict[str, float] = {}
         store = _store(policy, levels or {}, clock.time(), epoch_offset)
         self._durable = (*store, *_learned_keys(policy))
-        self._alarms = Alarms(key for key, counter in store.items() if isinstance(counter, Budget))
+        self._alarms = Alarms(_budget_keys(store))
         self.capacity = MemoryCapacity(clock, store)
         self.allowances = Allowances(policy, self.capacity, clock, epoch_offset=epoch_offset)
         self.lanes = Lanes(policy.lanes.values())
@@ -90,7 +93,7 @@ class Admission:
             self.pace,
             observe,
             self.breakers.earliest_probe,
-            frozenset(name for name, upstream in policy.upstreams.items() if upstream.owned),
+            _owned(policy),
             bounds=policy.bounds,
             new_share=self._new_share,
             fits=self.breakers.fits,
@@ -128,6 +131,37 @@ class Admission:
             wall=lambda: clock.time() + epoch_offset,
         )
 
+    async def reload(self, policy: Policy, *, grace_s: float = 15.0, calibrate: bool = True) -> Policy:
+        """Go by other rules from now on, for the same upstreams. Returns them as they are to be read everywhere else.
+
+        Nothing is lost: who waits keeps its place, what is held, used and owed stays, and so does what was learned.
+        Where counting does not suspend this is one synchronous step, so nobody sees half of it. A lane that is not
+        among the rules any more lets those go who wait there, after all others. ValueError for other upstreams.
+        """
+        if policy.upstreams.keys() != self.policy.upstreams.keys():
+            raise ValueError("upstreams cannot come or go while this runs")
+        policy = replace(policy, lanes=_with_former_lanes(policy.lanes, self.policy.lanes))
+        now, former = self._clock.time(), self._durable
+        store = _store(policy, {}, now, self._epoch_offset)
+        own, gone = self.allowances.follow(policy)
+        self._durable = (*store, *_learned_keys(policy))
+        self._calibrate = calibrate
+        self._heed(policy)
+        self._alarms.follow(_budget_keys(store))
+        self.outputs.follow(policy.output_percentile, policy.default_output_tokens)
+        self.retries.follow(policy.retries)
+        self.flights.follow(policy, grace_s)
+        self.limiter.follow(policy.lanes.values(), policy.bounds, _owned(policy), self._tenant)
+        self.breakers.follow(policy.upstreams.values())
+        counters = store | own
+        retired = ({*former} | gone) - counters.keys() - {*self._durable}
+        self._retired = {key: at for key, at in self._retired.items() if key not in counters}
+        self._retired |= dict.fromkeys(retired, now)
+        adopted: list[Tuning] = [Adopt(key, counter) for key, counter in counters.items()]
+        await self.capacity.tune([*adopted, *map(Retire, retired), *self.pacing.follow(policy)])
+        self.limiter.kick()
+        return policy
+
     def rates(self, names: tuple[str, ...], model: str) -> Mapping[str, Prices]:
         """Prices of `model` that hold now at each of the upstreams `names`, where they are known."""
         return self._prices.rates(names, model, self._clock.time() + self._epoch_offset)
@@ -150,6 +184,8 @@ class Admission:
         await self.flights.sweep()
         await self.pacing.tick()
         now = self._clock.time()
+        if self._retired:
+            await self._forget_retired(now)
         for key, budget in self._alarms.look(self.capacity.levels(), now):
             self.observe(BudgetUsed(key, round(budget.used_at(now), 6), budget.limit, round(budget.ends_in(now), 3)))
 
@@ -163,9 +199,26 @@ class Admission:
         slots = self.capacity.levels().get(slots_key(upstream))
         return slots.used if isinstance(slots, Slots) else 0.0
 
+    def _heed(self, policy: Policy) -> None:
+        self.policy = policy
+        self._firsts = {route.name: policy.upstreams[route.chain[0]] for route in policy.routes}
+        self._prices = PriceList(policy.upstreams)
+
+    async def _forget_retired(self, now: float) -> None:
+        """Counters that no rule names any more are kept until nobody can give anything back to them."""
+        oldest = min(self.flights.oldest(), now - PRICING_S)
+        over = [key for key, at in self._retired.items() if at < oldest]
+        for key in over:
+            del self._retired[key]
+        await self.capacity.tune([Forget(key) for key in over])
+
+    def _tenant(self, name: str) -> Tenant | None:
+        """The rules of a tenant, listed or not."""
+        return self.policy.tenants.get(name) or self.policy.any_tenant
+
     def _new_share(self, tenant: str) -> float:
         """Which share of a lane's room and patience new sessions of a tenant may use."""
-        rules = self.policy.tenants.get(tenant) or self.policy.any_tenant
+        rules = self._tenant(tenant)
         return ((rules and rules.sessions) or self.policy.sessions).new_share
 
     def _learn_size(self, flight: Flight, upstream: str, usage: Usage, *, complete: bool) -> None:
@@ -178,6 +231,23 @@ class Admission:
             first = self._firsts.get(request.route)
             if first is None or may_teach(first, own, request.model):
                 self.calibration.learn((own, request.model), request.counted, usage.input)
+
+
+def _owned(policy: Policy) -> frozenset[str]:
+    return frozenset(name for name, upstream in policy.upstreams.items() if upstream.owned)
+
+
+def _budget_keys(store: Store) -> list[str]:
+    return [key for key, counter in store.items() if isinstance(counter, Budget)]
+
+
+def _with_former_lanes(lanes: Mapping[str, Lane], former: Mapping[str, Lane]) -> dict[str, Lane]:
+    """Lanes that are not among the rules any more rank behind all others; nobody may ask for them."""
+    found = dict(lanes)
+    for name, lane in sorted(former.items(), key=lambda item: item[1].rank):
+        if name not in found:
+            found[name] = replace(lane, rank=len(found), min_share=0.0)
+    return found
 
 
 def _store(policy: Policy, known: Mapping[str, tuple[float, float]], now: float, epoch_offset: float) -> Store:

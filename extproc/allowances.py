@@ -17,7 +17,7 @@ from typing import Any
 
 from extproc.core import spend
 from extproc.core.budget import Budget
-from extproc.core.capacity import Change, Claim, Declare, Forget, Seats, Tuning
+from extproc.core.capacity import Change, Claim, Declare, Forget, Seats, Store, Tuning
 from extproc.core.policy import Policy, Prices, SessionLimits, Tenant
 from extproc.core.quota import Account, Accounts, account_of, begins_anew, hour_ends, purse_keys, rests, route_place
 from extproc.core.request import Request
@@ -63,19 +63,66 @@ class Allowances:
         """epoch_offset: seconds from the clock to the calendar's time; most: unlisted tenants counted at once."""
         self.sessions = Sessions(policy.sessions.limit)
         self.forgotten_in_use = 0
-        self._policy = policy
         self._capacity = capacity
         self._clock = clock
         self._epoch_offset = epoch_offset
+        self._most = most
+        self._purses = False
+        self._others = None if policy.any_tenant is None else Accounts(policy.any_tenant, most)
+        self._tuning: asyncio.Future[None] | None = None
+        self._heed(policy)
+
+    def follow(self, policy: Policy) -> tuple[Store, set[str]]:
+        """Go by other rules from now on: counters as they are to be, and names of those that count no more.
+
+        Those that the rules themselves name are not among them. Who is not listed any more goes on with what it used,
+        as one of the others where there are any.
+        """
+        now, former = self._clock.time(), self._listed
+        counters, gone = self._follow_others(policy, now)
+        self._heed(policy)
+        if self._others is not None:
+            for name in former.keys() - self._listed.keys():
+                account, forgotten = self._others.hear(name, self._resting)
+                account.declared = True
+                counters |= account.counters(now, self._epoch_offset) if account.rules.name == name else {}
+                gone.update(key for each in forgotten for key in each.keys)
+        for known, before in self.sessions.follow(policy.sessions.limit, self._session_limits):
+            counters |= known.counters(now)
+            gone.update(before)
+            known.declared = True
+        return counters, gone - counters.keys()
+
+    def _heed(self, policy: Policy) -> None:
+        self._policy = policy
         self._listed = {name: account_of(tenant, declared=True) for name, tenant in policy.tenants.items()}
         self._routes = {
             route.name: purse_keys(route_place(route), route.dollars)
             for route in policy.routes
             if route.dollars.limited
         }
-        self._purses = any(upstream.dollars.limited for upstream in policy.upstreams.values())
-        self._others = None if policy.any_tenant is None else Accounts(policy.any_tenant, most)
-        self._tuning: asyncio.Future[None] | None = None
+        self._purses = self._purses or any(upstream.dollars.limited for upstream in policy.upstreams.values())
+
+    def _follow_others(self, policy: Policy, now: float) -> tuple[Store, set[str]]:
+        """The same for tenants that nobody listed."""
+        counters, gone, others = Store(), set[str](), self._others
+        rules = policy.any_tenant
+        if others is not None:
+            accounts = others.accounts
+            gone.update(key for account in accounts for key in account.keys)
+            if rules is not None:
+                for account in others.follow(rules, policy.tenants):
+                    counters |= account.counters(now, self._epoch_offset)
+                    account.declared = True
+        if rules is None:
+            self._others = None
+        elif others is None:
+            self._others = Accounts(rules, self._most)
+        return counters, gone
+
+    def _session_limits(self, tenant: str) -> SessionLimits:
+        rules = self._policy.tenants.get(tenant) or self._policy.any_tenant
+        return (rules and rules.sessions) or self._policy.sessions
 
     def state(self) -> dict[str, int]:
         """How many are counted; and how many unlisted tenants had to be forgotten with what they had used."""
@@ -95,6 +142,8 @@ class Allowances:
         first: list[Tuning] = []
         pins: list[Account | Known] = []
         account = self._listed.get(request.tenant)
+        if account is None and self._others is None:  # it was taken off the list while this request was on its way
+            account = self._listed["default"]
         if account is None:
             account = self._unlisted(request.tenant, first)
             pins.append(account)
@@ -161,8 +210,7 @@ class Allowances:
 
         Sessions that nobody named are remembered only where they count.
         """
-        rules = self._policy.tenants.get(request.tenant) or self._policy.any_tenant
-        limits = (rules and rules.sessions) or self._policy.sessions
+        limits = self._session_limits(request.tenant)
         if request.session.derived and not limits.derived:
             return ()
         known, gone = self.sessions.hear(request.tenant, request.session.id, limits, self._clock.time())

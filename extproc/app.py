@@ -11,8 +11,9 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from extproc.ports import Exchange, Record
 from extproc.probes.canary import Canary, Target
 from extproc.probes.engines import Engines
 from extproc.reception import Reception, SessionRules
+from extproc.reloading import Reloading
 from extproc.settings import Settings
 from extproc.shared import levels
 from extproc.telemetry.log import JsonLines, log_event
@@ -46,20 +48,21 @@ __all__ = ["Service", "run"]
 log = logging.getLogger("tidegate")
 
 
-def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. Blocks."""
+def run(settings: Settings, path: Path | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; follow the file at `path`, and read it again on SIGHUP. Blocks."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("tidegate").setLevel(os.environ.get("TIDEGATE_LOG", "WARNING").upper())
-    uvloop.run(_serve(settings))
+    uvloop.run(_serve(settings, path))
 
 
-async def _serve(settings: Settings) -> None:
-    service = Service(settings)
+async def _serve(settings: Settings, path: Path | None) -> None:
+    service = Service(settings, path)
     stopping = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stopping.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.reloading.ask)
     await service.start()
     await stopping.wait()
     await service.drain()
@@ -69,8 +72,8 @@ async def _serve(settings: Settings) -> None:
 class Service:
     """One process's Tidegate, wired together from settings. Must be made inside a running event loop."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Build everything; nothing is served before `start`."""
+    def __init__(self, settings: Settings, path: Path | None = None) -> None:
+        """Build everything; nothing is served before `start`. path: the file that the settings are from."""
         self.settings = settings
         self.policy = policy = settings.policy()
         self.clock = clock = asyncio.get_running_loop()
@@ -88,38 +91,36 @@ class Service:
         self.breakers, self.capacity = admission.breakers, admission.capacity
         self.lanes, self.limiter, self.flights = admission.lanes, admission.limiter, admission.flights
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokens")
-        self.server = _server(settings, self._handler(), admission.hear)
+        self._tickets = count(1)
+        self.handler = self._handler()
+        self.reloading = Reloading(settings, path, _preload, self._follow)
+        self.server = _server(settings, self.handler, admission.hear)
         self._watchdog = Watchdog(settings.service.watchdog_s)
         self._tasks: list[asyncio.Task[Any]] = []
+        self._engines: asyncio.Task[Any] | None = None
+        self._canary: Canary | None = None
         self._console: Any = None
 
     async def start(self) -> None:
         """Load vocabularies, then serve."""
         settings = self.settings
-        models = [model for route in self.policy.routes for model in route.models]
-        models += [own for upstream in self.policy.upstreams.values() for own in upstream.models.values()]
-        await self.clock.run_in_executor(self._executor, tokens.preload, models)
+        await self.clock.run_in_executor(self._executor, _preload, settings)
         self._console = await state.serve(settings.service.console, self.state, self.admission.allowances)
         await self.server.start()
         gc.freeze()  # what has been loaded stays: no collection need look at it again
         self._watchdog.start()
-        canary = Canary(
+        self._canary = Canary(
             f"http://127.0.0.1:{settings.gateway.probe_port}",
-            {
-                name: Target(upstream, settings.model_of(name), own=settings.upstreams[name].canary_model is not None)
-                for name, upstream in self.policy.upstreams.items()
-            },
+            self._targets(),
             self.breakers,
             self.capacity,
             self.clock,
             self.observe,
             self.admission.rates,
         )
-        engines = Engines(settings.upstreams, self.capacity, self.clock, self.observe, self.limiter.kick)
-        duties = (self.limiter.run(), self._sweep(), canary.run(), self._watchdog.beat(), self._ramp(), engines.run())
-        self._tasks = [asyncio.create_task(work) for work in duties]
-        for task in self._tasks:
-            task.add_done_callback(_end_if_broken)
+        duties = (self.limiter.run(), self._sweep(), self._canary.run(), self._watchdog.beat(), self._ramp())
+        self._tasks = [_duty(work) for work in (*duties, self.reloading.run())]
+        self._engines = self._watch_engines()
 
     async def drain(self) -> None:
         """Refuse newcomers and everybody in line; wait for running answers, at most drain_s."""
@@ -131,10 +132,11 @@ class Service:
     async def stop(self) -> None:
         """Let go of what still runs, write the levels, end."""
         await self.server.stop()
-        for task in self._tasks:
+        tasks = [*self._tasks, *([self._engines] if self._engines else [])]
+        for task in tasks:
             task.remove_done_callback(_end_if_broken)
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._watchdog.stop()
         self._save_levels()
         if self._console is not None:
@@ -156,11 +158,44 @@ class Service:
             "flying": len(self.flights),
             "unsettled": self.flights.unsettled,
             "draining": self.limiter.draining,
+            "config": self.reloading.told.state(),
             "callers": self.admission.allowances.state(),
             "tally": self.tally.snapshot(),
         }
 
+    async def _follow(self, settings: Settings) -> None:
+        """Go by other settings from now on, in one step: nobody sees half of it."""
+        watched = {name: upstream.kv for name, upstream in self.settings.upstreams.items()}
+        self.policy = await self.admission.reload(
+            settings.policy(), grace_s=settings.service.record_grace_s, calibrate=settings.tokens.calibrate
+        )
+        self.settings = settings
+        self.handler.follow(*self._desk())
+        if self._canary is not None:
+            self._canary.follow(self._targets())
+        if self._engines and watched != {name: upstream.kv for name, upstream in settings.upstreams.items()}:
+            self._engines.cancel()
+            self._engines = self._watch_engines()
+
+    def _targets(self) -> dict[str, Target]:
+        settings = self.settings
+        return {
+            name: Target(upstream, settings.model_of(name), own=settings.upstreams[name].canary_model is not None)
+            for name, upstream in self.policy.upstreams.items()
+        }
+
+    def _watch_engines(self) -> asyncio.Task[Any]:
+        engines = Engines(self.settings.upstreams, self.capacity, self.clock, self.observe, self.limiter.kick)
+        return _duty(engines.run())
+
     def _handler(self) -> Handler:
+        reception, dispatch, wording, examination = self._desk()
+        admission, clock = self.admission, self.clock
+        seen = admission.copies, self.flights, self.limiter
+        return Handler(reception, *seen, dispatch, wording, clock, admission.observe, examination)
+
+    def _desk(self) -> tuple[Reception, Dispatch, Wording, Examination]:
+        """What is made of the settings alone."""
         settings, identity = self.settings, self.settings.identity
         keys = {digest: name for name, tenant in settings.tenants.items() for digest in tenant.key_sha256}
         timeouts = settings.timeouts
@@ -179,6 +214,7 @@ class Service:
             executor=self._executor,
             chance=random.random,
             rates=self.admission.rates,
+            numbers=self._tickets,
         )
         timing = Timing(timeouts.first_token_s, timeouts.prompt_tokens_per_s, timeouts.stall_s, timeouts.answer_s)
         health = self.breakers.allows, self.breakers.fits
@@ -196,11 +232,7 @@ class Service:
             slow=self.breakers.slow,
             cut=cutter(route.chain for route in settings.routes) if settings.gateway.profile == "classic" else None,
         )
-        copies, observe = self.admission.copies, self.admission.observe
-        examination = Examination(self.settings.longest_wait_s)
-        return Handler(
-            reception, copies, self.flights, self.limiter, dispatch, wording, self.clock, observe, examination
-        )
+        return reception, dispatch, wording, Examination(settings.longest_wait_s)
 
     async def _sweep(self) -> None:
         while True:
@@ -249,6 +281,19 @@ def _known_levels(settings: Settings) -> Mapping[str, tuple[float, float]]:
 
 def _silence(settings: Settings) -> Silence:
     return Silence(settings.timeouts.stall_s, settings.gateway.idle_timeout_s)
+
+
+def _preload(settings: Settings) -> None:
+    """Load the vocabularies of all models that it names."""
+    models = [model for route in settings.routes for model in route.models]
+    models += [own for upstream in settings.upstreams.values() for own in upstream.models.values()]
+    tokens.preload(models)
+
+
+def _duty(work: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
+    task = asyncio.create_task(work)
+    task.add_done_callback(_end_if_broken)
+    return task
 
 
 def _end_if_broken(task: asyncio.Task[Any]) -> None:

@@ -43,6 +43,12 @@ class Breakers:
         self._observe = observer
         self._chance = chance
 
+    def follow(self, upstreams: Iterable[Upstream]) -> None:
+        """Go by other rules from now on; what is known of an upstream stays."""
+        for upstream in upstreams:
+            self.by_name[upstream.name].follow(upstream.breaker)
+        self.moved()
+
     def allows(self, upstream: str) -> bool:
         """Whether users' requests may go there; while traffic returns, whether one more may."""
         breaker = self.by_name[upstream]

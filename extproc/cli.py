@@ -57,7 +57,7 @@ def serve(config: Config = None) -> None:
     from extproc.wire.tls import CertificateError  # noqa: PLC0415
 
     try:
-        run(_settings(config))
+        run(_settings(config), _place(config))
     except (SocketError, CertificateError) as error:
         typer.echo(error, err=True)
         raise typer.Exit(2) from None
@@ -465,6 +465,9 @@ def session(
 
 
 def _settings(config: Path | None) -> Settings:
-    if config is None and Path("tidegate.yaml").exists():
-        config = Path("tidegate.yaml")
-    return load(config)
+    return load(_place(config))
+
+
+def _place(config: Path | None) -> Path | None:
+    """The file to read, None for the built-in demo."""
+    return Path("tidegate.yaml") if config is None and Path("tidegate.yaml").exists() else config

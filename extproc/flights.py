@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from math import inf
 from typing import Protocol
 
 from extproc.allowances import NOTHING, Allowance, Allowances
@@ -146,6 +147,14 @@ class Flights:
     def unsettled(self) -> int:
         """Requests whose books are open, ended or not."""
         return len(self._flights)
+
+    def follow(self, policy: Policy, grace_s: float) -> None:
+        """Go by other rules from now on. Whoever flies is settled by what it took."""
+        self._policy, self._grace_s = policy, grace_s
+
+    def oldest(self) -> float:
+        """When the oldest of those arrived whose books are open; infinite when there is none."""
+        return min((flight.request.arrived for flight in self._flights.values()), default=inf)
 
     @asynccontextmanager
     async def board(self, request: Request, names: tuple[str, ...] = ()) -> AsyncIterator[Flight]:

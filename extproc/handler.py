@@ -10,6 +10,7 @@ reason is known and answered here, once. What the request really cost is learned
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 
@@ -33,6 +34,16 @@ WORTH_FREEING = 16_384
 """Bytes of body from which on the text of a counted prompt is let go, so that a waiting request is held only once."""
 
 
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What a request is served by that is made of the rules alone and remembers nothing of requests."""
+
+    reception: Reception
+    dispatch: Dispatch
+    wording: Wording
+    examination: Examination | None
+
+
 class Handler:
     """See the head of this file. One object for all requests; calling it serves one."""
 
@@ -49,67 +60,72 @@ class Handler:
         examination: Examination | None = None,
     ) -> None:
         """Keep them."""
-        self._reception = reception
         self._copies = copies
         self._flights = flights
         self._limiter = limiter
-        self._dispatch = dispatch
-        self._wording = wording
         self._clock = clock
         self._observe = observer
-        self._examination = examination
+        self.follow(reception, dispatch, wording, examination)
+
+    def follow(
+        self, reception: Reception, dispatch: Dispatch, wording: Wording, examination: Examination | None = None
+    ) -> None:
+        """Serve who comes from now on by other rules. Who is here already goes by those that it came to."""
+        self._desk = Desk(reception, dispatch, wording, examination)
 
     async def __call__(self, exchange: Exchange) -> None:
         """Serve one request to its end. Raises only what is a bug, or cancellation."""
-        head, greeting, document = Head({}, bodiless=True), None, None
+        head, greeting, document, desk = Head({}, bodiless=True), None, None, self._desk
         try:
             head = await exchange.head()
-            greeting = self._greet(head)
+            desk = self._desk
+            greeting = self._greet(desk, head)
             if greeting.endpoint is Endpoint.MODELS:
-                await exchange.answer(200, JSON, self._reception.models(greeting), "models")
+                await exchange.answer(200, JSON, desk.reception.models(greeting), "models")
                 return
-            document = await self._read(exchange, greeting)
-            request, wants = await self._reception.price(greeting, document)
+            document = await self._read(desk, exchange, greeting)
+            request, wants = await desk.reception.price(greeting, document)
             if wants.too_large:
                 self._observe(Observed(request, Reason.TOO_LARGE))
             if request.bytes > WORTH_FREEING:
                 document = document and dialects.without_prompt(document)
             async with self._copies.sole(request) as copy, self._flights.board(request, wants.names) as flight:
                 grant = await self._limiter.acquire(request, wants, exchange.hold, copy.since)
-                departure = self._dispatch.depart(flight, wants, grant.upstream, greeting, document)
-                copy.departs(partial(self._abort, exchange, head))
+                departure = desk.dispatch.depart(flight, wants, grant.upstream, greeting, document)
+                copy.departs(partial(self._abort, desk, exchange, head))
                 self._observe(Admitted(request, departure.order, flight.waited_s, grant.predicted_s))
                 await exchange.forward(departure)
                 document = None  # a long answer need not keep its question in memory
                 del departure
                 await exchange.ended()
         except Rejected as rejected:
-            await self._refuse(exchange, head, greeting, rejected, document)
+            await self._refuse(desk, exchange, head, greeting, rejected, document)
         except Gone:
             return
 
-    def _greet(self, head: Head) -> Greeting:
+    def _greet(self, desk: Desk, head: Head) -> Greeting:
         if self._limiter.draining:
             raise Rejected(Reason.DRAINING, retry_after=1.0)
-        return self._reception.greet(head)
+        return desk.reception.greet(head)
 
-    async def _read(self, exchange: Exchange, greeting: Greeting) -> dialects.Document | None:
+    async def _read(self, desk: Desk, exchange: Exchange, greeting: Greeting) -> dialects.Document | None:
         if greeting.endpoint is Endpoint.OTHER:
             return None
         body = await exchange.body()
-        if self._examination is not None:
-            await self._examination.attend(exchange, body)
+        if desk.examination is not None:
+            await desk.examination.attend(exchange, body)
         return dialects.read(greeting.endpoint, body)
 
     async def _refuse(
         self,
+        desk: Desk,
         exchange: Exchange,
         head: Head,
         greeting: Greeting | None,
         rejected: Rejected,
         document: dialects.Document | None,
     ) -> None:
-        refusal = self._wording.refusal(rejected)
+        refusal = desk.wording.refusal(rejected)
         self._observe(
             Refused(
                 refusal.reason,
@@ -120,14 +136,14 @@ class Handler:
                 request_id=head.headers.get("x-request-id", ""),
             )
         )
-        instead = self._dispatch.instead(rejected, greeting, document)
-        headers, body = instead or self._wording.answer(head, refusal)
+        instead = desk.dispatch.instead(rejected, greeting, document)
+        headers, body = instead or desk.wording.answer(head, refusal)
         with suppress(Gone):
             await exchange.answer(200 if instead else refusal.status, headers, body, f"tidegate_{refusal.reason}")
 
-    async def _abort(self, exchange: Exchange, head: Head) -> None:
+    async def _abort(self, desk: Desk, exchange: Exchange, head: Head) -> None:
         """End a request that runs, because its retry has come. Its client has nearly always left."""
-        refusal = self._wording.refusal(Rejected(Reason.EVICTED, REPLACED, retry_after=inf))
-        headers, body = self._wording.answer(head, refusal)
+        refusal = desk.wording.refusal(Rejected(Reason.EVICTED, REPLACED, retry_after=inf))
+        headers, body = desk.wording.answer(head, refusal)
         with suppress(Gone):
             await exchange.abort(refusal.status, headers, body, f"tidegate_{refusal.reason}")

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import field
 from itertools import count
 from math import inf, isfinite
@@ -31,7 +31,7 @@ from extproc.core.events import Observed, Queued, Shadowed
 from extproc.core.forecast import Forecast, Pace
 from extproc.core.lanes import Lanes, terms_of
 from extproc.core.lines import Backlog, Group, Line, Waiter
-from extproc.core.policy import Bounds, SessionLimits, WhenBusy
+from extproc.core.policy import Bounds, Lane, SessionLimits, Tenant, WhenBusy
 from extproc.core.promises import LONG_S, Promise, Promises
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
@@ -154,17 +154,27 @@ class Limiter:
         self._bounds = bounds or Bounds()
         self._new_share = new_share
         self._chance = chance
-        self._terms = {name: terms_of(rule) for name, rule in lanes.rules.items()}
         self._seq = count()
         self._wake = asyncio.Event()
         self._newcomers: list[_Turn] = []
         self._timer: asyncio.TimerHandle | None = None
-        shares = any(rule.min_share for rule in lanes.rules.values())
-        self._renew_s = RENEW_S if shares else inf
+        self._heed_lanes()
         self._look_at = -inf
         self._vain = 0
         self._budgeted = False
         """Whether anybody came so far whose upstreams' dollars are limited."""
+
+    def follow(
+        self, rules: Iterable[Lane], bounds: Bounds, owned: frozenset[str], tenant_of: Callable[[str], Tenant | None]
+    ) -> None:
+        """Go by other rules from now on; see Lanes.follow. Who waits keeps its place, and what it wants."""
+        self.lanes.follow(rules, bounds, tenant_of)
+        self._bounds, self._owned = bounds, owned
+        self._heed_lanes()
+        self.forecast.follow()
+        for waiter in list(self.lanes.waiters()):
+            self._heed(_turn(waiter))
+        self.kick()
 
     async def run(self) -> None:
         """Passes whenever something changed. Runs until cancelled."""
@@ -217,6 +227,26 @@ class Limiter:
     def settled(self, request: Request, size: Size) -> None:
         """What a granted request really used, as far as it is known: its tenant is charged that, not the estimate."""
         self.lanes.settle(request, size)
+
+    def _heed_lanes(self) -> None:
+        rules = self.lanes.rules
+        self._terms = {name: terms_of(rule) for name, rule in rules.items()}
+        self._renew_s = RENEW_S if any(rule.min_share for rule in rules.values()) else inf
+
+    def _heed(self, turn: _Turn) -> None:
+        """Whether somebody in line may pass over its first choice is another question by its lane's new rule."""
+        rule = self.lanes.rules[turn.request.lane]
+        if rule.when_busy is WhenBusy.HOLD:
+            self._forget_timer(turn)
+            turn.spilled = False
+        elif not turn.spilled and turn.timer is None and len(turn.wants.names) > 1:
+            self._spill_later(turn, rule.spill_after_s)
+        first_only = not (turn.spilled or turn.wants.forced)
+        if first_only is not turn.group.first_only:
+            self.lanes.regroup(turn, _group(turn, first_only=first_only))
+
+    def _spill_later(self, turn: _Turn, after_s: float) -> None:
+        turn.timer = asyncio.get_running_loop().call_at(self._clock.time() + after_s, self._spill, turn)
 
     def predicted_s(self, request: Request, wants: Wants) -> float:
         """Forecast in seconds of the wait of `request` if it came now; infinite when no breaker lets it through."""
@@ -361,8 +391,8 @@ class Limiter:
         self._admit(turn)
         now = self._clock.time()
         rule = self.lanes.rules[request.lane]
-        if rule.when_busy is WhenBusy.SPILL and not turn.spilled and len(turn.wants.names) > 1:
-            turn.timer = asyncio.get_running_loop().call_at(now + rule.spill_after_s, self._spill, turn)
+        if rule.when_busy is WhenBusy.SPILL and not turn.spilled and turn.timer is None and len(turn.wants.names) > 1:
+            self._spill_later(turn, rule.spill_after_s)
         try:
             async with asyncio.timeout_at(request.wait_until):
                 await queued(max(0.0, request.wait_until - now))

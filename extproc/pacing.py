@@ -21,7 +21,7 @@ from typing import Any
 
 from extproc import dialects
 from extproc.core.bucket import TokenBucket
-from extproc.core.capacity import Change
+from extproc.core.capacity import Change, Tuning
 from extproc.core.events import Admitted, AttemptFailed, Event, LimitsMoved, Settled
 from extproc.core.flight import Flight
 from extproc.core.pacing import HOUR_S, Brakes, Move, Pacer, Reported, Rules, shortage_s
@@ -119,6 +119,7 @@ class Pacing:
         self._wall = wall
         self._pacers: dict[str, Pacer] = {}
         self._slots: dict[str, Brakes] = {}
+        self._ramp_floor = ramp_floor
         for name, upstream in policy.upstreams.items():
             slots = upstream.concurrency or (upstream.learn_concurrency if upstream.learn else inf)
             self._slots[name] = Brakes(slots_key(name), slots)
@@ -129,6 +130,30 @@ class Pacing:
         self._late: dict[str, _Trip] = {}
         self._heard: dict[tuple[str, str], float] = {}
         self._told: dict[tuple[str, str], float] = {}
+
+    def follow(self, policy: Policy) -> list[Tuning]:
+        """Go by other rules from now on, of the same upstreams. Returns how counters are to be.
+
+        What providers said of them goes on counting.
+        """
+        now, former, pacers = self._clock.time(), self._policy, dict[str, Pacer]()
+        self._policy, tunings = policy, list[Tuning]()
+        for name, upstream in policy.upstreams.items():
+            for limit in upstream.limits:
+                key = bucket_key(name, limit)
+                if (pacer := self._pacers.get(key)) is None:
+                    pacers[key] = _pacer(upstream, limit, self._ramp_floor)
+                    continue
+                pacers[key] = pacer
+                tunings += pacer.follow(_rules(upstream, limit), now)
+                if pacer.ramp is not None and upstream.ramp is not former.upstreams[name].ramp:
+                    pacer.ramp.active = upstream.ramp
+            unknown = not any(pacers[bucket_key(name, limit)].known for limit in upstream.limits)
+            usual = float(upstream.concurrency or (upstream.learn_concurrency if upstream.learn and unknown else inf))
+            tunings.append(self._slots[name].follow(usual))
+        self._pacers = pacers
+        self._lines.clear()
+        return tunings
 
     def observe(self, event: Event) -> None:
         """Hear what was sent where, and what came of it."""
@@ -390,15 +415,19 @@ class Pacing:
 
 
 def _pacer(upstream: Upstream, limit: Limit, ramp_floor: float) -> Pacer:
-    rules = Rules(
+    grows = limit.kind in (Kind.TOTAL, Kind.INPUT)
+    ramp = Ramp(ramp_floor, active=upstream.ramp) if grows else None
+    return Pacer(bucket_key(upstream.name, limit), _rules(upstream, limit), ramp)
+
+
+def _rules(upstream: Upstream, limit: Limit) -> Rules:
+    return Rules(
         rate=limit.per_minute / 60.0,
         capacity=limit.capacity,
         headroom=upstream.headroom,
         shadow=limit.shadow,
         reserve=reserve_of(upstream, limit.kind),
     )
-    grows = limit.kind in (Kind.TOTAL, Kind.INPUT)
-    return Pacer(bucket_key(upstream.name, limit), rules, Ramp(ramp_floor, active=upstream.ramp) if grows else None)
 
 
 def _told_at(record: Record, arrived: float, departed: float, now: float) -> float:

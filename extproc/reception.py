@@ -12,7 +12,7 @@ this process only, and no client can make one that is another request's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -82,12 +82,13 @@ class Reception:
         executor: Executor,
         chance: Callable[[], float],
         rates: Callable[[tuple[str, ...], str], Mapping[str, Prices]],
+        numbers: Iterator[int] | None = None,
     ) -> None:
         """`rates` tells the prices of a model at some upstreams that hold now, where they are known.
 
         `fresh` says of a tenant's session that it was never served. `executor` counts long prompts.
 
-        `chance` is in [0, 1).
+        `chance` is in [0, 1). numbers: of tickets, never the same twice; its own where none are given.
         """
         self._policy = policy
         self._directory = directory
@@ -101,7 +102,7 @@ class Reception:
         self._sessions = sessions
         self._chance = chance
         self._rates = rates
-        self._numbers = count(1)
+        self._numbers = count(1) if numbers is None else numbers
         self._purses = any(upstream.dollars.limited for upstream in policy.upstreams.values())
 
     def greet(self, head: Head) -> Greeting:

@@ -25,6 +25,10 @@ class Alarms:
         """Nothing was told yet."""
         self._told = dict.fromkeys(keys, (0, 0.0))
 
+    def follow(self, keys: Iterable[str]) -> None:
+        """Watch these from now on; of those that are watched already nothing is told twice."""
+        self._told = {key: self._told.get(key, (0, 0.0)) for key in keys}
+
     def look(self, store: Store, now: float) -> list[tuple[str, Budget]]:
         """Those that have passed a mark since the last look, in this period."""
         found = []

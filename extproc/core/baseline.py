@@ -99,6 +99,10 @@ class Share:
         self.total += 1
         self.bad += bad
 
+    def over(self, window_s: float) -> Share:
+        """The same over another window; what was counted in this one is not known by that."""
+        return self if self._width == window_s / PARTS else Share(window_s)
+
     def clear(self) -> None:
         """Forget all."""
         self._parts.clear()
@@ -304,6 +308,11 @@ class Tempo:
         """Whether more than half of the last are late, however few they are."""
         self._drop(now)
         return 2 * self.late > len(self._last)
+
+    def follow(self, rules: SlowRules) -> None:
+        """Go by other rules from now on; what is usual stays."""
+        self._rules = rules
+        self.tail = self.tail.over(rules.window_s)
 
     def clear(self) -> None:
         """Forget how it was of late; what is usual stays."""

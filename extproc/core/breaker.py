@@ -203,6 +203,21 @@ class Breaker:
         self.errors = None if rules.errors is None else Share(rules.errors.window_s)
         self._blamed = deque(maxlen=KEPT_REQUESTS)
 
+    def follow(self, rules: BreakerRules) -> None:
+        """Go by other rules from now on. Its state, a rest that has begun, and what was learned stay."""
+        self.rules = rules
+        self.sizes.follow(rules)
+        if rules.slow is None:
+            self.tempo = None
+        elif self.tempo is None:
+            self.tempo = Tempo(rules.slow)
+        else:
+            self.tempo.follow(rules.slow)
+        if rules.errors is None:
+            self.errors = None
+        else:
+            self.errors = (self.errors or Share(rules.errors.window_s)).over(rules.errors.window_s)
+
     def allows(self, flying: float, now: float) -> bool:
         """Whether one more of users' requests may go there, where `flying` run already."""
         return self.state is State.CLOSED or (self.state is State.RAMPING and flying < self.window(now))
@@ -456,6 +471,17 @@ class Sizes:
     def shut(self) -> list[str]:
         """The classes that are kept away, as `from-to` in tokens."""
         return [span(number) for number in sorted(self._shut)]
+
+    def follow(self, rules: BreakerRules) -> None:
+        """Go by other rules from now on. What rests goes on resting, unless nothing is to be kept away any more."""
+        self._rules = rules
+        ratio = rules.malformed
+        if ratio is None:
+            self._classes, self._shut = [], set()
+            return
+        self._classes = self._classes or [_SizeClass(ratio.window_s) for _ in range(len(SIZES) + 1)]
+        for each in self._classes:
+            each.answers = each.answers.over(ratio.window_s)
 
     def fits(self, prompt: int) -> bool:
         """Whether prompts of so many tokens are not kept away."""

@@ -144,6 +144,11 @@ class TokenBucket:
         self.rate, self.capacity = rate, capacity
         self.level = min(capacity, self.level)
 
+    def adopt(self, rules: TokenBucket, now: float) -> None:
+        """Go by the rules of another. What is in the bucket, and owed to lanes, stays, as far as it fits."""
+        self.resize(rules.rate, rules.capacity, now)
+        self.shadow, self.reserve = rules.shadow, rules.reserve
+
     def clamp(self, least: float, most: float, now: float) -> None:
         """What is in the bucket is at least `least`, at most `most` (which goes first), and never above capacity."""
         self._settle(now)
@@ -285,6 +290,10 @@ class Slots:
     def change(self, amount: float, now: float) -> None:  # noqa: ARG002 - one shape for all
         """Release `amount`, or hold it when negative. What nobody held cannot be released."""
         self.used = max(0.0, self.used - amount)
+
+    def adopt(self, rules: Slots) -> None:
+        """Go by the rules of another. What is held stays held, also above the limit."""
+        self.limit, self.shadow = rules.limit, rules.shadow
 
     def refused(self, amount: float, now: float, terms: Terms, *, short: bool) -> None:
         """The first waiter of a lane was refused `amount`; `short` when for want of a slot."""

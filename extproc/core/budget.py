@@ -109,6 +109,10 @@ class Budget:
             self.until = self._end_after(now)
         self.at = max(self.at, now)
 
+    def adopt(self, rules: Budget) -> None:
+        """Go by the limit of another of the same period. What was used was used."""
+        self.limit, self.shadow = rules.limit, rules.shadow
+
     def refused(self, amount: float, now: float, terms: Terms, *, short: bool) -> None:
         """Nobody is owed anything for waiting here."""
 

@@ -28,8 +28,8 @@ from extproc.core.value import value
 from extproc.core.watermark import Reading, Watermark
 
 __all__ = [
-    "Answer", "Ask", "Change", "Claim", "Counter", "Declare", "Forget", "Gauge", "Level", "Option", "Pause", "Resize",
-    "Seats", "Store", "Tuning", "answer", "tune",
+    "Adopt", "Answer", "Ask", "Change", "Claim", "Counter", "Declare", "Forget", "Gauge", "Level", "Option", "Pause",
+    "Resize", "Retire", "Seats", "Store", "Tuning", "answer", "tune",
 ]  # fmt: skip
 
 Counter = TokenBucket | Slots | Watermark | Budget
@@ -105,6 +105,21 @@ class Forget:
 
 
 @value
+class Adopt:
+    """Count `key` by the rules of `counter` from now on; what is taken of it, and owed, stays as far as it fits."""
+
+    key: str
+    counter: Counter
+
+
+@value
+class Retire:
+    """Refuse nobody any more for want of `key`. It is counted all the same: what was taken of it will come back."""
+
+    key: str
+
+
+@value
 class Resize:
     """A bucket's new rate (units per second) and capacity; what is in it stays, as far as it fits."""
 
@@ -146,7 +161,7 @@ class Gauge:
     reading: Reading | None
 
 
-Tuning = Declare | Forget | Resize | Level | Pause | Seats | Gauge
+Tuning = Declare | Forget | Adopt | Retire | Resize | Level | Pause | Seats | Gauge
 """What became known of a counter, from a provider, an engine or an operator. Keys that are not counted are ignored."""
 
 
@@ -168,12 +183,28 @@ def tune(store: Store, tunings: Iterable[Tuning], now: float) -> None:
             store.setdefault(tuning.key, tuning.counter)
         elif isinstance(tuning, Forget):
             store.pop(tuning.key, None)
+        elif isinstance(tuning, Adopt):
+            _adopt(store.setdefault(tuning.key, tuning.counter), tuning.counter, now)
         elif counter := store.get(tuning.key):
             _tune_one(counter, tuning, now)
 
 
-def _tune_one(counter: Counter, tuning: Resize | Level | Pause | Seats | Gauge, now: float) -> None:
+def _adopt(counter: Counter, rules: Counter, now: float) -> None:
+    match counter, rules:
+        case TokenBucket(), TokenBucket():
+            counter.adopt(rules, now)
+        case Slots(), Slots():
+            counter.adopt(rules)
+        case Watermark(), Watermark():
+            counter.adopt(rules)
+        case Budget(), Budget():
+            counter.adopt(rules)
+
+
+def _tune_one(counter: Counter, tuning: Retire | Resize | Level | Pause | Seats | Gauge, now: float) -> None:
     match counter, tuning:
+        case _, Retire():
+            counter.shadow, counter.closed_until = True, -inf
         case _, Pause(seconds=seconds):
             counter.closed_until = max(counter.closed_until, now + seconds)
         case TokenBucket(), Resize(rate=rate, capacity=capacity):

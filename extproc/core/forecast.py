@@ -194,7 +194,11 @@ class Forecast:
         self._promises = promises
         self._pace = pace
         self._health = allows, slow
-        self._terms = {name: terms_of(rule) for name, rule in lanes.rules.items()}
+        self.follow()
+
+    def follow(self) -> None:
+        """The rules of the lanes are others from now on."""
+        self._terms = {name: terms_of(rule) for name, rule in self._lanes.rules.items()}
 
     def wait_s(
         self, waiter: Waiter, names: Iterable[str], prices: Mapping[str, tuple[Claim, ...]], store: Store, now: float

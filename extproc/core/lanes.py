@@ -17,13 +17,14 @@ Deliberately not here: waiting itself (the limiter waits), and guaranteed shares
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import count
 
 from extproc.core.fairness import Counters, cost, toll
 from extproc.core.lines import Backlog, Flow, Group, Line, Place, Tenant, Waiter
 from extproc.core.policy import Bounds, Lane, Pacing
+from extproc.core.policy import Tenant as Rules
 from extproc.core.ranking import Ranking
 from extproc.core.request import Request, Size
 from extproc.core.shares import Terms
@@ -52,6 +53,23 @@ class Lanes:
         self.queues = {name: Queue(rule) for name, rule in self.rules.items()}
         self.backlogs = {name: queue.backlog for name, queue in self.queues.items()}
         self.total = Backlog()
+        self.spared: dict[str, int] = {}
+
+    def follow(self, rules: Iterable[Lane], bounds: Bounds, tenant_of: Callable[[str], Rules | None]) -> None:
+        """Go by other rules from now on; every lane in which somebody may wait or be settled has to be among them.
+
+        Who waits keeps its place, also beyond bounds that were larger: those hold for who comes. tenant_of: a tenant's
+        rules by its name, None where it has none any more.
+        """
+        self.rules = {rule.name: rule for rule in sorted(rules, key=lambda rule: rule.rank)}
+        for name, rule in self.rules.items():
+            if name in self.queues:
+                self.queues[name].follow(rule, tenant_of)
+            else:
+                self.queues[name] = Queue(rule)
+        self.queues = {name: self.queues[name] for name in self.rules}
+        self.backlogs = {name: queue.backlog for name, queue in self.queues.items()}
+        self.spared = _beyond(self.total, bounds)
 
     def __len__(self) -> int:
         """Number of waiting requests."""
@@ -66,6 +84,8 @@ class Lanes:
         """Step out of line, wherever one stands. KeyError when not in line."""
         self.queues[waiter.request.lane].leave(waiter)
         self.total.add(waiter.request, -1)
+        if self.spared:
+            _shrink(self.spared, self.total)
 
     def serve(self, waiter: Waiter) -> None:
         """Step out of line to be dispatched, and be charged for it. KeyError when not in line."""
@@ -78,9 +98,12 @@ class Lanes:
 
     def regroup(self, waiter: Waiter, group: Group) -> None:
         """Want other upstreams from now on, without losing one's place."""
+        queue = self.queues[waiter.request.lane]
+        spared = dict(self.spared), dict(queue.spared)
         self.leave(waiter)
         waiter.group = group
         self.join(waiter)
+        self.spared, queue.spared = spared
 
     def heads(self, deep: Mapping[Line, int] | None = None) -> list[tuple[Waiter, bool]]:
         """Whose turn it may be, in the order to ask: the first of each line, or as many as `deep` says.
@@ -124,7 +147,7 @@ class Lanes:
         for bound in self.over(request.lane):
             return queue.victim(BOUNDS[bound], newcomer)
         for bound, unit in BOUNDS.items():
-            if getattr(self.total, unit) > getattr(bounds, bound):
+            if getattr(self.total, unit) > max(getattr(bounds, bound), self.spared.get(bound, 0)):
                 lowest = next(queue for queue in reversed(self.queues.values()) if queue.lines)
                 return lowest.victim(unit, newcomer)
         return None
@@ -137,7 +160,10 @@ class Lanes:
 
 
 class Queue:
-    """One lane's waiters. debt: the VIPs' account (see fairness). lifo: whether the newest go first now."""
+    """One lane's waiters. debt: the VIPs' account (see fairness). lifo: whether the newest go first now.
+
+    spared: what waited beyond a bound when that became smaller, and still does: so much may wait.
+    """
 
     def __init__(self, rule: Lane) -> None:
         """Nobody waits."""
@@ -150,9 +176,27 @@ class Queue:
         self.debt = 0.0
         self.lifo = False
         self.changes = 0
+        self.spared: dict[str, int] = {}
         self._weights = 0.0
         self._numbers = count()
         self._heaviest: dict[str, Ranking[Tenant]] = {}
+
+    def follow(self, rule: Lane, tenant_of: Callable[[str], Rules | None]) -> None:
+        """See Lanes.follow."""
+        before, self.rule = self.rule, rule
+        self.spared = _beyond(self.backlog, rule)
+        lifo = rule.lifo_above is not None
+        if (rule.order, lifo) != (before.order, before.lifo_above is not None):
+            for line in self.lines.values():
+                for flow in line.flows.values():
+                    flow.reorder(rule.order, lifo=lifo)
+        for tenant in self.tenants.values():
+            rules = tenant_of(tenant.name)
+            if rules is not None and (rules.weight, rules.vip) != (tenant.weight, tenant.vip):
+                self._reseat(tenant, rules)
+        self._heaviest.clear()
+        self.changes += 1
+        self._turn_round()
 
     def join(self, waiter: Waiter) -> None:
         """See Lanes.join."""
@@ -216,7 +260,8 @@ class Queue:
         return [
             bound
             for bound, unit in BOUNDS.items()
-            if getattr(backlog, unit) + getattr(promised, unit) > share * getattr(self.rule, bound)
+            if getattr(backlog, unit) + getattr(promised, unit)
+            > share * max(getattr(self.rule, bound), self.spared.get(bound, 0))
         ]
 
     def above_part(self, waiter: Waiter, bound: str) -> bool:
@@ -262,10 +307,47 @@ class Queue:
             backlog.add(request, sign)
         if flow.tenant.vip:
             self.vips.add(request, sign)
+        if self.spared and sign < 0:
+            _shrink(self.spared, self.backlog)
+        self._turn_round()
+
+    def _reseat(self, tenant: Tenant, rules: Rules) -> None:
+        """Another weight, or another rank, for a tenant that waits; its counter stays."""
+        self._weights += rules.weight - tenant.weight
+        for flow in tenant.flows.values():
+            flow.line.ranking(flow).discard(flow)
+        if tenant.vip:
+            self.counters.vips.discard(tenant)
+            self.vips.merge(tenant.backlog, -1.0)
+        tenant.weight, tenant.vip = rules.weight, rules.vip
+        if tenant.vip:
+            self.counters.vips.add(tenant)
+            self.vips.merge(tenant.backlog)
+        for flow in tenant.flows.values():
+            flow.line.ranking(flow).add(flow, tenant.number)
+
+    def _turn_round(self) -> None:
+        """Whether the newest go first from now on."""
         above = self.rule.lifo_above
-        if above is not None:
+        if above is None:
+            self.lifo = False
+        else:
             fill = max(getattr(self.backlog, unit) / getattr(self.rule, bound) for bound, unit in BOUNDS.items())
             self.lifo = fill > (above * LIFO_ENDS if self.lifo else above)
+
+
+def _beyond(backlog: Backlog, rules: Lane | Bounds) -> dict[str, int]:
+    """What is more than the bounds allow, by bound."""
+    found = {bound: getattr(backlog, unit) for bound, unit in BOUNDS.items()}
+    return {bound: waits for bound, waits in found.items() if waits > getattr(rules, bound)}
+
+
+def _shrink(spared: dict[str, int], backlog: Backlog) -> None:
+    """Less waits now."""
+    for bound in list(spared):
+        spared[bound] = min(spared[bound], getattr(backlog, BOUNDS[bound]))
+        if not spared[bound]:
+            del spared[bound]
 
 
 class _Draw:

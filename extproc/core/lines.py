@@ -153,6 +153,15 @@ class Flow:
         if self._arrived is not None:
             _insert(self._arrived, waiter.seq, waiter)
 
+    def reorder(self, order: Order, *, lifo: bool) -> None:
+        """Take turns in another order from now on; see the constructor."""
+        standing = [place[3] for place in self._turns if self._stands(place)]
+        self._order = order
+        self._turns = [(*self._turn(waiter), waiter.stand, waiter) for waiter in standing]
+        self._last = max(place[:2] for place in self._turns)
+        heapify(self._turns)
+        self._arrived = sorted((one.seq, one.seq, one.stand, one) for one in standing) if lifo else None
+
     def remove(self, waiter: Waiter) -> None:
         """Step out, wherever it stands."""
         waiter.flow = None

@@ -40,6 +40,10 @@ class Outputs:
         """Names remembered."""
         return len(self._known)
 
+    def follow(self, percentile: float, prior: int) -> None:
+        """Go by other rules from now on; what was learned stays, and moves with the next answer of its kind."""
+        self._percentile, self._prior = percentile, prior
+
     def learn(self, tenant: str, model: str, tokens: int, *, capped: bool) -> None:
         """An answer had so many tokens; capped: its client had named a limit. Empty answers teach nothing."""
         if tokens > 0:

@@ -30,7 +30,7 @@ from typing import Any
 
 from extproc.core.brake import Brake
 from extproc.core.bucket import TokenBucket
-from extproc.core.capacity import Declare, Level, Pause, Resize, Seats, Tuning
+from extproc.core.capacity import Adopt, Declare, Level, Pause, Resize, Seats, Tuning
 from extproc.core.ramp import Ramp
 from extproc.core.timeline import Timeline
 from extproc.core.value import value
@@ -163,6 +163,13 @@ class Brakes:
         self.limit = limit
         return self.due(cause)
 
+    def follow(self, limit: float) -> Tuning:
+        """Go by another number of slots from now on; what is wrong stays so."""
+        self.limit = limit
+        self._set = -inf
+        [move] = self.due()
+        return move.tuning
+
     def hold_back(self, share: float, cause: str) -> list[Move]:
         """Use no more than this share of them, whatever else is right."""
         self._share = share
@@ -205,6 +212,24 @@ class Pacer:
     def others(self) -> float:
         """Units per second that others use of the same limit, as far as can be told."""
         return self._drained if self._drained > OTHERS_LEAST * self._account_rate() else 0.0
+
+    def follow(self, rules: Rules, now: float) -> list[Tuning]:
+        """Go by other rules from now on. What the provider said, what others use and what is braked goes on counting.
+
+        The counter is to be as this says, whatever it was.
+        """
+        told = self._bound if self._bound < self.rules.rate else inf
+        if isfinite(self.rules.rate) and told == inf and self._seen is not None and self._seen.limit is not None:
+            told = self._seen.limit / self._seen.window_s * (1.0 - rules.headroom)
+        self.rules, self._bound = rules, min(rules.rate, told)
+        self._ceiling.resize(rules.rate / (1.0 - rules.headroom), rules.capacity, now)
+        self._larger.clear()
+        self._surplus.clear()
+        if not self.known:
+            return []
+        self._set = rate, capacity = self._size(now)
+        bucket = TokenBucket(rate, capacity, 0.0, now, shadow=rules.shadow, reserve=rules.reserve)
+        return [Adopt(self.key, bucket)]
 
     # What we spend.
 

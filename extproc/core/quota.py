@@ -15,7 +15,7 @@ Deliberately not here: sessions (session), prices (spend), and what comes back w
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
@@ -58,6 +58,11 @@ class Account:
     def keys(self) -> tuple[str, ...]:
         """Names of all its counters."""
         return (*(claim.key for claim in self.fixed), *((self.total,) if self.total else ()), *self.usd)
+
+    def follow(self, rules: Tenant) -> None:
+        """Go by other rules from now on. Its counters are to be counted by them (`counters`)."""
+        other = account_of(rules)
+        self.rules, self.fixed, self.total, self.usd = rules, other.fixed, other.total, other.usd
 
     def claims(self, tokens: float, usd: float | None) -> list[Claim]:
         """What a request takes that may use so much; usd None: it costs nothing, whatever it uses."""
@@ -138,6 +143,11 @@ class Accounts:
         """How many are counted."""
         return len(self._known)
 
+    @property
+    def accounts(self) -> list[Account]:
+        """Those that are counted."""
+        return list(self._known.values())
+
     def hear(self, name: str, resting: Callable[[Account], bool]) -> tuple[Account, list[Account]]:
         """A request of this tenant: its account from now on, and who had to be forgotten for that.
 
@@ -154,6 +164,18 @@ class Accounts:
             gone.append(self._known.pop(oldest))
         account = self._known[name] = account_of(replace(self._anybody.rules, name=name))
         return account, gone
+
+    def follow(self, anybody: Tenant, listed: Collection[str]) -> list[Account]:
+        """Go by other rules from now on; who is listed by now is nobody of these. Returns the others."""
+        self._anybody = account_of(anybody)
+        for name in [name for name in self._known if name in listed]:
+            del self._known[name]
+        found = list(self._known.values())
+        for account in found:
+            account.follow(replace(anybody, name=account.rules.name))
+        if not self._anybody.keys:
+            self._known.clear()
+        return found
 
     def _oldest(self, resting: Callable[[Account], bool]) -> str | None:
         """Who is forgotten next. Those with open books go to the end: they are in use."""

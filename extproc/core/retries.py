@@ -56,6 +56,11 @@ class RetryBudget:
         """Tenants remembered."""
         return len(self._accounts)
 
+    def follow(self, rules: RetryRules) -> None:
+        """Go by other rules from now on; what tenants have, and owe, stays."""
+        self._rules = rules
+        self._most_spare = max(1.0, TAU_S * rules.least_per_s)
+
     def came(self, tenant: str, now: float) -> None:
         """A request came for the first time."""
         account = self._account(tenant, now)

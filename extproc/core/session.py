@@ -15,6 +15,7 @@ Deliberately not here: what is used (counted in capacity, under `keys`), and whi
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -57,9 +58,19 @@ class Known:
     def __post_init__(self) -> None:
         """What it may use at first, and how that is called where it is counted."""
         self.max_tokens, self.max_usd = self.limits.max_tokens, self.limits.max_usd
+        self._name()
+
+    def _name(self) -> None:
         place = f"session/{quoted(self.tenant)}/{quoted(self.id)}"
         self.tokens_key = "" if self.max_tokens is None else f"{place}/tokens"
         self.usd_key = "" if self.max_usd is None else f"{place}/usd"
+
+    def follow(self, limits: SessionLimits) -> None:
+        """Go by other limits from now on; what was added to the old ones is added to the new ones, too."""
+        self.max_tokens = _raised(self.max_tokens, self.limits.max_tokens, limits.max_tokens)
+        self.max_usd = _raised(self.max_usd, self.limits.max_usd, limits.max_usd)
+        self.limits = limits
+        self._name()
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -136,6 +147,19 @@ class Sessions:
         self._count += 1
         return known, gone
 
+    def follow(self, limit: int, limits_of: Callable[[str], SessionLimits]) -> list[tuple[Known, tuple[str, ...]]]:
+        """Go by other limits from now on, by tenant. Those that changed, with the names of the counters they had."""
+        self._limit = limit
+        found = []
+        for tenant, sessions in self._of.items():
+            limits = limits_of(tenant)
+            for known in sessions.values():
+                if known.limits != limits:
+                    before = known.keys
+                    known.follow(limits)
+                    found.append((known, before))
+        return found
+
     def forget_silent(self, now: float) -> list[Known]:
         """Forget some that have been silent for too long, and tell which. Call it about once a second."""
         if not self._round:
@@ -168,6 +192,11 @@ class Sessions:
         if not sessions:
             del self._of[known.tenant]
         return known
+
+
+def _raised(now: float | None, before: float | None, limit: float | None) -> float | None:
+    """A new limit, with what was added to the old one."""
+    return None if limit is None else limit + (0.0 if now is None or before is None else now - before)
 
 
 def _oldest_idle(sessions: OrderedDict[str, Known]) -> Known | None:

@@ -159,6 +159,13 @@ class Watermark:
         self._recount(self.asked - LAG_S)
         self._mark()
 
+    def adopt(self, other: Watermark) -> None:
+        """Go by the rules of another. What is held, and what the engine said last, stays."""
+        self.rules, self.shadow = other.rules, other.shadow
+        self.cache = float(self.rules.tokens or self.reading.tokens or 0.0)
+        self.shut.intersection_update(self._all_marks())
+        self._mark()
+
     def refused(self, amount: float, now: float, terms: Terms, *, short: bool) -> None:
         """The first waiter of a lane was refused `amount`; `short` when for want of cache."""
         self.seen[terms.rank] = now

@@ -168,6 +168,10 @@ class Canary:
         self._rates = rates
         self._probes: set[asyncio.Task[None]] = set()
 
+    def follow(self, targets: Mapping[str, Target]) -> None:
+        """Try the same upstreams in another way from now on."""
+        self._targets = targets
+
     async def run(self) -> None:
         """Look for due breakers until cancelled."""
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)

@@ -1,0 +1,182 @@
+"""Following the config file while the service runs: when it has changed, what of it holds, and what became of it.
+
+A file counts as changed when its content is another, however it came there: written in place, renamed over, or by the
+swap of a link somewhere above it, as Kubernetes does for a ConfigMap. It is looked at once a second, and read when it
+has held still for a second, so that half a file is never taken for one. SIGHUP has it read at once.
+
+A file with a mistake is refused as `tidegate check` would, and what holds goes on holding. What cannot be followed
+keeps its old value and is told by name, on the log and on the state page, with what it needs.
+
+Deliberately not here: which settings can be followed (settings.changes), and how that is done (app).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from extproc.settings import Settings, SettingsError, load
+from extproc.settings.changes import Difference, differences, follow, version_of
+
+__all__ = ["Reloading", "Told", "Watch"]
+
+log = logging.getLogger("tidegate")
+
+LOOK_S = 1.0
+"""Between two looks at the file."""
+
+
+class Watch:
+    """Tells when the content of a file has changed and has held still since the look before."""
+
+    def __init__(self, path: Path) -> None:
+        """What is there now is known."""
+        self._path = path
+        self._seen = self._known = _looks(path)
+        self._content = _content(path)
+
+    def changed(self) -> bool:
+        """Look. True once for each new content."""
+        before, self._seen = self._seen, _looks(self._path)
+        if self._seen is None or self._seen == self._known or self._seen != before:
+            return False
+        self._known = self._seen
+        return self.read()
+
+    def read(self) -> bool:
+        """Take note of what is there now. True when it is something else than before."""
+        before, self._content = self._content, _content(self._path)
+        return self._content != before
+
+
+def _looks(path: Path) -> tuple[int, ...] | None:
+    """What a look without reading tells of a file; links are followed. None while there is none."""
+    try:
+        told = path.stat()
+    except OSError:
+        return None
+    return told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return hashlib.sha256(path.read_bytes()).digest()
+    except OSError:
+        return b""
+
+
+@dataclass(slots=True)
+class Told:
+    """What became of reloads. at: when the last one ended, in epoch seconds, None before any. problems: of the last
+    one, if it was refused. waiting: what of the file does not hold yet.
+    """
+
+    version: str
+    applied: int = 0
+    refused: int = 0
+    at: float | None = None
+    problems: list[str] = field(default_factory=list)
+    waiting: list[Difference] = field(default_factory=list)
+
+    def state(self) -> dict[str, Any]:
+        """For the state page."""
+        return {
+            "version": self.version,
+            "reloads": {"applied": self.applied, "refused": self.refused},
+            "reloaded_at": self.at,
+            "problems": list(self.problems),
+            "waiting": [{"change": str(one), "needs": one.need} for one in self.waiting],
+        }
+
+
+class Reloading:
+    """See the head of this file. `apply` makes settings hold, in one step; `started` are those of the start."""
+
+    def __init__(
+        self,
+        started: Settings,
+        path: Path | None,
+        prepare: Callable[[Settings], Any],
+        apply: Callable[[Settings], Awaitable[None]],
+        look_s: float = LOOK_S,
+    ) -> None:
+        """`prepare` does beforehand, in a thread, whatever would take long. path None: there is no file."""
+        self.told = Told(version_of(started))
+        self._started = self._holds = started
+        self._path = path
+        self._prepare = prepare
+        self._apply = apply
+        self._look_s = look_s
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Read the file soon, whether it has changed or not."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Follow the file until cancelled."""
+        watch = None if self._path is None else Watch(self._path)
+        if self._path is not None and await asyncio.to_thread(self._is_other, self._path):
+            await self.reload(self._path)  # it changed while we started
+        while True:
+            asked = await self._wait()
+            if watch is None or self._path is None:
+                if asked:
+                    log.warning("there is no config file to read again")
+            elif asked:
+                watch.read()
+                await self.reload(self._path)
+            elif watch.changed():
+                await self.reload(self._path)
+
+    async def reload(self, path: Path) -> bool:
+        """Read the file and let it hold as far as that can be. False when it was refused."""
+        try:
+            held, waiting = await asyncio.to_thread(self._read, path)
+        except SettingsError as error:
+            self._refuse(error.problems)
+            return False
+        changes = differences(self._holds, held)
+        if changes:
+            await self._apply(held)
+        self._holds = held
+        told, news = self.told, [one for one in waiting if one not in self.told.waiting]
+        told.version, told.waiting, told.problems = version_of(held), waiting, []
+        told.applied, told.at = told.applied + 1, time.time()
+        log.warning(
+            "config %s holds: %s", told.version, "; ".join(map(str, changes)) or "nothing differs from what held"
+        )
+        for one in news:
+            log.warning("config: %s is kept back, it %s", one, one.need)
+        return True
+
+    def _is_other(self, path: Path) -> bool:
+        try:
+            return load(path) != self._started
+        except SettingsError:
+            return True
+
+    async def _wait(self) -> bool:
+        """Until the next look, or sooner when asked."""
+        try:
+            async with asyncio.timeout(self._look_s):
+                await self._asked.wait()
+        except TimeoutError:
+            return False
+        self._asked.clear()
+        return True
+
+    def _read(self, path: Path) -> tuple[Settings, list[Difference]]:
+        held, waiting = follow(self._started, load(path))
+        self._prepare(held)
+        return held, waiting
+
+    def _refuse(self, problems: list[str]) -> None:
+        self.told.refused, self.told.at, self.told.problems = self.told.refused + 1, time.time(), problems
+        log.error("config refused, version %s goes on: %s", self.told.version, "; ".join(problems))
