@@ -89,9 +89,10 @@ LIVE: dict[str, Any] = {
     "upstreams.engine.kv.path": "/other",
     "upstreams.engine.kv.metrics": {"usage": "u", "waiting": "w", "running": "r", "preemptions": "p", "tokens": "t"},
     "upstreams.engine.kv.lanes.P0": {"high": 0.8, "low": 0.1},
-    "routes": [{"models": ["m", "o"], "chain": ["engine"], "acknowledge_unowned": True, "observe": 0.5,
-                "usd_per_hour": 1, "usd_per_day": 2, "usd_per_month": 3, "shadow": ["usd_per_day"],
-                "first_token_s": 20}],
+    "routes": [{"models": ["m", "o"], "chain": ["a", "engine"], "observe": 0.5, "usd_per_hour": 1,
+                "usd_per_day": 2, "usd_per_month": 3, "shadow": ["usd_per_day"], "first_token_s": 20},
+               {"models": ["last*"], "chain": ["free"]},
+               {"models": ["x"], "chain": ["engine", "a"], "acknowledge_unowned": True}],
     "lanes": {"P1": {"min_share": 0.2}, "fast": {"max_wait_s": 1}, "P0": {"max_wait_s": 110}},
     "lanes.P1.max_wait_s": 9,
     "lanes.P0.when_busy": "hold",
@@ -184,13 +185,14 @@ RESTART: dict[str, Any] = {
 }  # fmt: skip
 
 
-def settings(raw: dict[str, Any] | None = None) -> Settings:
-    return parse(yaml.safe_dump(RICH if raw is None else raw, sort_keys=False), "test")
+def settings(raw: dict[str, Any] | None = None, profile: str = "native") -> Settings:
+    told = {"gateway": {"profile": profile}, **(RICH if raw is None else raw)}
+    return parse(yaml.safe_dump(told, sort_keys=False), "test")
 
 
-def changed(place: str, value: Any) -> Settings:
+def changed(place: str, value: Any, profile: str = "native") -> Settings:
     """The rich settings with one place changed, cross-checks apart: what matters is what is rendered."""
-    raw = settings().model_dump(mode="json")
+    raw = settings(profile=profile).model_dump(mode="json")
     *above, last = place.split(".")
     section = raw
     for key in above:
@@ -199,10 +201,11 @@ def changed(place: str, value: Any) -> Settings:
     return Settings.model_validate(raw)
 
 
+@pytest.mark.parametrize("profile", ["native", "classic"])
 @pytest.mark.parametrize(("place", "value"), [*LIVE.items(), *RESTART.items()], ids=[*LIVE, *RESTART])
-def test_what_is_live_or_needs_a_restart_renders_the_same(place: str, value: Any) -> None:
+def test_what_is_live_or_needs_a_restart_renders_the_same(place: str, value: Any, profile: str) -> None:
     """Envoy need not know of it."""
-    old, new = settings(), changed(place, value)
+    old, new = settings(profile=profile), changed(place, value, profile)
     found = differences(old, new)
     assert found
     assert {one.need for one in found} == {Need.LIVE if place in LIVE else Need.RESTART}, list(map(str, found))
@@ -290,6 +293,18 @@ def test_what_makes_no_sense_without_what_has_to_wait_is_refused_by_name() -> No
     first, second = error.value.problems
     assert first.startswith("routes[0].chain: unknown upstream 'b'")
     assert second == "upstreams.b: needs Envoy's config rendered again"
+
+
+def test_the_classic_profile_has_to_know_of_new_orders_beforehand() -> None:
+    """There a chain of other upstreams waits; other turns of the same ones do not."""
+    old = settings(profile="classic")
+    for chain, need in ((["engine", "a"], Need.LIVE), (["a", "free"], Need.ENVOY), (["a"], Need.LIVE)):
+        raw = deepcopy(RICH)
+        raw["routes"][0] |= {"chain": chain, "acknowledge_unowned": True}
+        new = settings(raw, "classic")
+        assert {one.need for one in differences(old, new) if one.path[-1] == "chain"} == {need}
+        held, _ = follow(old, new)
+        assert held.routes[0].chain == (tuple(chain) if need is Need.LIVE else ("a", "engine"))
 
 
 def test_a_lane_may_not_outlast_what_envoy_was_told() -> None:

@@ -27,6 +27,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from extproc.core.orders import orders_of
 from extproc.core.refusal import Reason
 from extproc.core.request import Dialect
 from extproc.settings.loading import SettingsError
@@ -155,18 +156,27 @@ def version_of(settings: Settings) -> str:
 
 
 def _need(path: Path, was: Any, will: Any, old: Settings, new: Settings) -> Need:
-    match path:
-        case ("lanes", *_) if _outlasts_envoy(path, old, new):
-            return Need.ENVOY
-        case ("routes", *_) if _stands_in(old) is not _stands_in(new) and _has_last_resort(path, was, will):
-            return Need.ENVOY
-        case ("identity", "tenant" | "session_headers") if _inbound(old) != _inbound(new):
-            return Need.ENVOY
-        case ("upstreams", name, "dialects") if _speaks_anthropic(old, name) is not _speaks_anthropic(new, name):
-            return Need.ENVOY
-        case ("upstreams", name, "window") if _wider(old, new, name):
-            return Need.ENVOY
+    if _is_envoys(path, was, will, old, new):
+        return Need.ENVOY
     return next((need for pattern, need in NEEDS.items() if _fits(path, pattern)), Need.LIVE)
+
+
+def _is_envoys(path: Path, was: Any, will: Any, old: Settings, new: Settings) -> bool:
+    """Whether Envoy has to know of it, where that depends on the values."""
+    match path:
+        case ("lanes", *_):
+            return _outlasts_envoy(path, old, new)
+        case ("routes", name, *rest):
+            stands_in = _stands_in(old) is not _stands_in(new) and _has_last_resort(path, was, will)
+            return stands_in or (rest in ([], ["chain"]) and _needs_orders(name, old, new))
+        case ("identity", "tenant" | "session_headers"):
+            return _inbound(old) != _inbound(new)
+        case ("upstreams", name, "dialects"):
+            return _speaks_anthropic(old, name) is not _speaks_anthropic(new, name)
+        case ("upstreams", name, "window"):
+            return _wider(old, new, name)
+        case _:
+            return False
 
 
 def _fits(path: Path, pattern: Path) -> bool:
@@ -190,6 +200,14 @@ def _has_last_resort(path: Path, was: Any, will: Any) -> bool:
     if path[-1] == "last_resort":
         return True
     return any(isinstance(side, dict) and side.get("last_resort") is not None for side in (was, will))
+
+
+def _needs_orders(name: str, old: Settings, new: Settings) -> bool:
+    """Whether a route may name an order of upstreams that Envoy would have to know beforehand, and does not."""
+    if old.gateway.profile != "classic":
+        return False
+    chains = [route.chain for route in new.routes if route.models[0] == name]
+    return not {*orders_of(chains)} <= {*orders_of(route.chain for route in old.routes)}
 
 
 def _inbound(settings: Settings) -> set[str]:
