@@ -127,6 +127,7 @@ ENVOY: dict[str, Any] = {
     "gateway.port": 5,
     "gateway.admin_port": 5,
     "gateway.probe_port": 5,
+    "gateway.metrics_port": 5,
     "gateway.max_body_bytes": 5000,
     "gateway.max_answer_bytes": 5000,
     "gateway.message_timeout_s": 5,
