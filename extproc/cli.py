@@ -102,15 +102,28 @@ def _against(url: str, settings: Settings) -> int:
     return int(bool(findings))
 
 
-@app.command()
+renders = typer.Typer(invoke_without_command=True)
+app.add_typer(renders, name="render")
+
+Part = Annotated[
+    str | None, typer.Option(help="Only this, to put into an Envoy by hand: http_filters, routes, ..., or all.")
+]
+WriteSecrets = Annotated[bool, typer.Option(help="Write the files of gateway.secrets_dir, too.")]
+
+
+@renders.callback()
 def render(
-    config: Config = None,
-    *,
-    part: Annotated[
-        str | None, typer.Option(help="Only this, to put into an Envoy by hand: http_filters, routes, ..., or all.")
-    ] = None,
-    write_secrets: Annotated[bool, typer.Option(help="Write the files of gateway.secrets_dir, too.")] = False,
+    context: typer.Context, config: Config = None, *, part: Part = None, write_secrets: WriteSecrets = False
 ) -> None:
+    """Print what belongs to the config: for Envoy unless a command says for what."""
+    if context.invoked_subcommand is None:
+        render_envoy(config, part=part, write_secrets=write_secrets)
+    elif config or part or write_secrets:
+        raise typer.BadParameter(f"options of `render {context.invoked_subcommand}` come behind it")
+
+
+@renders.command("envoy")
+def render_envoy(config: Config = None, *, part: Part = None, write_secrets: WriteSecrets = False) -> None:
     """Print the Envoy configuration that belongs to the config, or a part for an Envoy that is there already."""
     from extproc.render import envoy  # noqa: PLC0415
     from extproc.render.fragments import FRAGMENTS, fragment  # noqa: PLC0415
@@ -121,6 +134,58 @@ def render(
     if write_secrets:
         envoy.write_secrets(settings)
     typer.echo(envoy.to_yaml(envoy.bootstrap(settings)) if part is None else fragment(part, settings), nl=False)
+
+
+@renders.command("istio")
+def render_istio(
+    config: Config = None,
+    *,
+    gateway: Annotated[
+        bool, typer.Option("--gateway/--sidecar", help="Patch an ingress or egress gateway, or callers' sidecars.")
+    ],
+    label: Annotated[list[str], typer.Option(help="Of the pods to patch: app=chat. Several must all be there.")],
+    namespace: Annotated[str, typer.Option(help="Of those pods; a mesh's root namespace stands for all.")],
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="host:port whose LLM paths are taken, as `istioctl proxy-config routes` shows it; Tidegate's own."
+        ),
+    ] = None,
+    service: Annotated[
+        str | None, typer.Option(help="host:port of Tidegate for those pods; as `tidegate k8s` has it.")
+    ] = None,
+    listener_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Only listeners on this port of the pod; that of --host for sidecars, else all.",
+        ),
+    ] = None,
+    attach: Annotated[
+        str | None, typer.Option(help="namespace/name of an Istio Gateway to serve the host from.")
+    ] = None,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="These listeners serve LLM paths only: set their timeouts, too.")
+    ] = False,
+    proxy_version: Annotated[str | None, typer.Option(help="Only proxies of a version like this expression.")] = None,
+) -> None:
+    """Print EnvoyFilters that put Tidegate into Envoys of an Istio mesh, and what belongs to them."""
+    from extproc.render.mesh import for_istio  # noqa: PLC0415
+
+    text = for_istio(
+        _settings(config),
+        gateway=gateway,
+        namespace=namespace,
+        labels=label,
+        host=host,
+        service=service,
+        listener_port=listener_port,
+        attach=attach,
+        alone=alone,
+        proxy_version=proxy_version,
+    )
+    typer.echo(text, nl=False)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from extproc.render.shape import Data, seconds
 from extproc.render.text import plain
 from extproc.settings import Settings
 
-__all__ = ["FRAGMENTS", "fragment"]
+__all__ = ["FRAGMENTS", "fragment", "manager_settings"]
 
 _FIRST = """\
 # Rendered by Tidegate from its settings; change those, not this.
@@ -88,11 +88,14 @@ def fragment(name: str, settings: Settings) -> str:
 
 
 def _data(name: str, ours: Parts, settings: Settings) -> Data:
-    if name == "connection_manager":
-        gateway = settings.gateway
-        return {
-            "stream_idle_timeout": seconds(gateway.idle_timeout_s),
-            "request_timeout": seconds(gateway.upload_timeout_s),
-            "delayed_close_timeout": "0s",
-        }
-    return _DATA[name](ours)
+    return manager_settings(settings) if name == "connection_manager" else _DATA[name](ours)
+
+
+def manager_settings(settings: Settings) -> Data:
+    """What suits Tidegate of what holds for all routes of an HTTP connection manager."""
+    gateway = settings.gateway
+    return {
+        "stream_idle_timeout": seconds(gateway.idle_timeout_s),
+        "request_timeout": seconds(gateway.upload_timeout_s),
+        "delayed_close_timeout": "0s",
+    }

@@ -73,8 +73,14 @@ _LETTERS = 70
 _MODELS = "models"
 _BATCHES = "messages/batches"
 
-# What a router adds unless it is told otherwise for all routes.
-_HIDDEN_FROM_UPSTREAMS = ("x-envoy-expected-rq-timeout-ms", "x-envoy-decorator-operation")
+# What a router adds unless it is told otherwise for all routes; the count of attempts to each retry anew. And who the
+# caller is, as a connection manager or the proxy before it tells.
+_HIDDEN_FROM_UPSTREAMS = (
+    "x-envoy-expected-rq-timeout-ms",
+    "x-envoy-decorator-operation",
+    "x-envoy-attempt-count",
+    "x-forwarded-client-cert",
+)
 _HIDDEN_FROM_CALLERS = ("x-envoy-upstream-service-time", "x-envoy-attempt-count", "x-envoy-decorator-operation")
 
 

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Any
 
-__all__ = ["HTTP_PROTOCOLS", "Data", "address", "breakers", "extension", "seconds", "set_header", "source", "typed"]
+__all__ = [
+    "HTTP_PROTOCOLS",
+    "Data",
+    "address",
+    "breakers",
+    "extension",
+    "is_loopback",
+    "seconds",
+    "set_header",
+    "source",
+    "typed",
+]
 
 Data = dict[str, Any]
 
@@ -51,3 +63,11 @@ def breakers() -> Data:
     """Envoy's own limits of a cluster, out of the way."""
     limits = {"max_connections": _MANY, "max_pending_requests": _MANY, "max_requests": _MANY, "max_retries": _RETRIES}
     return {"thresholds": [limits]}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host`, an address or a name, is this very machine or pod."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

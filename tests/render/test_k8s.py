@@ -34,9 +34,10 @@ ROOT = Path(__file__).parents[2]
 CRDS = {
     "Kustomization", "Component", "ServiceMonitor", "Gateway", "HTTPRoute", "EnvoyProxy",
     "ClientTrafficPolicy", "BackendTrafficPolicy", "EnvoyPatchPolicy",
+    "VirtualService", "DestinationRule",
 }  # fmt: skip
 """Kinds of which Kubernetes itself knows nothing."""
-PATCHES = {"overlays/sidecar/sidecar.yaml", "overlays/kept-state/deployment.yaml"}
+PATCHES = {"overlays/sidecar/sidecar.yaml", "overlays/kept-state/deployment.yaml", "overlays/istio/deployment.yaml"}
 OLDEST = "1.33"
 """The first Kubernetes that has everything used here without a switch."""
 APP = """

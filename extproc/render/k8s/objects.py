@@ -15,10 +15,12 @@ __all__ = [
     "CLIENT_LABEL",
     "NAMESPACE",
     "fakes_reached",
+    "headless_host",
     "kept_state",
     "monitor",
     "namespace",
     "objects",
+    "own_host",
     "replica_guard",
 ]
 
@@ -30,6 +32,7 @@ HEADLESS = "tidegate/headless"
 COLLECTORS = {"app.kubernetes.io/name": "prometheus"}
 """Pods with this label, of any namespace, may read metrics: what the Prometheus operator gives to its own."""
 _DNS = 53
+_DOMAIN = "svc.cluster.local"
 
 
 def objects(settings: Settings, fakes: Fakes | None = None) -> list[Data]:
@@ -45,6 +48,16 @@ def objects(settings: Settings, fakes: Fakes | None = None) -> list[Data]:
         _disruption_budget(there),
         _deployment(there, config, fakes or {}),
     ]
+
+
+def own_host(settings: Settings) -> str:
+    """host:port of the gateway, for callers in the cluster."""
+    return f"{NAME}.{NAMESPACE}.{_DOMAIN}:{settings.gateway.port}"
+
+
+def headless_host(settings: Settings) -> str:
+    """host:port of Tidegate itself, for Envoys in the cluster."""
+    return f"{NAME}-headless.{NAMESPACE}.{_DOMAIN}:{settings.service.address.rpartition(':')[2]}"
 
 
 def namespace() -> Data:

@@ -10,17 +10,16 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import ipaddress
 from typing import Any
 
 from extproc.render.envoy import RenderError, bootstrap, to_yaml
-from extproc.render.shape import Data
+from extproc.render.shape import Data, is_loopback
 from extproc.render.text import plain
 from extproc.render.upstream import secret_files
 from extproc.settings import ServiceSettings, Settings, UpstreamSettings
 
 __all__ = [
-    "CONFIG_DIR", "METRICS_PORT", "NAME", "PACKED", "SDS", "SECRET", "SECRETS_DIR", "STATE_DIR", "TLS_DIR",
+    "CONFIG_DIR", "METRICS_PORT", "NAME", "PACKED", "SDS", "SDS_DIR", "SECRET", "SECRETS_DIR", "STATE_DIR", "TLS_DIR",
     "checksum", "config_items", "config_map", "is_loopback", "needed_files", "placed", "tls_items",
 ]  # fmt: skip
 
@@ -35,6 +34,7 @@ PACKED = "envoy.yaml.gz"
 METRICS_PORT = 10005
 """In a gateway's pod, unless the settings name one, or this for something else."""
 SDS = "sds"
+SDS_DIR = f"{CONFIG_DIR}/{SDS}"
 _MOST = 1_000_000
 """Bytes; Kubernetes takes 1 MiB of data, names and all."""
 
@@ -54,7 +54,7 @@ def placed(settings: Settings, *, sidecar: bool) -> Settings:
         "gateway": gateway.model_copy(
             update={
                 "address": public,
-                "secrets_dir": f"{CONFIG_DIR}/{SDS}" if secret_files(named) else None,
+                "secrets_dir": SDS_DIR if secret_files(named) else None,
                 **({"metrics_port": measured} if measured != gateway.metrics_port else {}),
             }
         ),
@@ -163,11 +163,3 @@ def _tls_entry(key: str) -> str:
 def _at_home(address: str) -> str:
     """Where Envoy reaches Tidegate, whatever Tidegate listens to: they share the pod's loopback."""
     return f"127.0.0.1:{address.rpartition(':')[2]}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether it is this machine's own, or in a pod the pod's."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from extproc.render.envoy import RenderError
 from extproc.render.k8s.envoy_gateway import objects as envoy_gateway
+from extproc.render.k8s.istio_overlay import istio_overlay
 from extproc.render.k8s.objects import NAMESPACE, fakes_reached, kept_state, monitor, namespace, objects, replica_guard
 from extproc.render.k8s.placed import NAME, SECRET, needed_files
 from extproc.render.k8s.pod import IMAGE, Fakes, sidecar
@@ -14,7 +15,7 @@ from extproc.render.shape import Data
 from extproc.render.text import plain
 from extproc.settings import Settings
 
-__all__ = ["SIDECAR_LABEL", "files", "to_yaml"]
+__all__ = ["SIDECAR_LABEL", "files", "secret_hint", "to_yaml"]
 
 SIDECAR_LABEL = "tidegate/sidecar=true"
 """Which Deployments get the sidecar."""
@@ -28,13 +29,14 @@ def to_yaml(documents: Sequence[Data], settings: Settings) -> str:
     return _HEADER + secret_hint(settings) + "---\n".join(plain(each) for each in documents)
 
 
-def secret_hint(settings: Settings) -> str:
+def secret_hint(settings: Settings, in_namespace: str | None = None) -> str:
     """The command that makes the Secret, as a comment; empty where no file is needed."""
     needed = needed_files(settings)
     if not needed:
         return ""
     sources = "".join(f" \\\n#     --from-file={entry}={file}" for entry, file in sorted(needed.items()))
-    return f"# Needs a Secret:\n#   kubectl create secret generic {SECRET}{sources}\n"
+    where = f" --namespace {in_namespace}" if in_namespace else ""
+    return f"# Needs a Secret:\n#   kubectl create secret generic {SECRET}{where}{sources}\n"
 
 
 def files(settings: Settings, fakes: Fakes | None = None) -> dict[str, str]:
@@ -66,6 +68,7 @@ def files(settings: Settings, fakes: Fakes | None = None) -> dict[str, str]:
         "overlays/sidecar/sidecar.yaml": [beside.patch],
         "overlays/monitoring/kustomization.yaml": [_kustomization("Component", resources=["servicemonitor.yaml"])],
         "overlays/monitoring/servicemonitor.yaml": [monitor()],
+        **_istio(settings),
         **_envoy_gateway(settings, fakes or {}),
         **(_kept_state() if settings.service.replicas == 1 else {}),
     }
@@ -91,6 +94,12 @@ def _envoy_gateway(settings: Settings, fakes: Fakes) -> dict[str, list[Data]]:
         ],
         **{f"{folder}/{file}": documents for file, documents in there.items()},
     }
+
+
+def _istio(settings: Settings) -> dict[str, list[Data]]:
+    folder, (fields, there) = "overlays/istio", istio_overlay(settings)
+    built = _kustomization("Kustomization", namespace=NAMESPACE, **fields)
+    return {f"{folder}/{file}": [each] for file, each in {"kustomization.yaml": built, **there}.items()}
 
 
 def _kept_state() -> dict[str, list[Data]]:
