@@ -30,8 +30,12 @@ OK = 200
 PACED, FAILED = 429, 500
 EXHAUSTED = 503
 """Status under which the caller is told that every upstream failed."""
-LEFT, STALLED = "downstream_remote_reset", "stream_idle_timeout"
-"""How a record says that the caller left, and that Envoy ended an answer because nothing more came of it."""
+LEFT, STALLED, LATE = "downstream_remote_reset", "stream_idle_timeout", "upstream_request_timeout"
+"""How a record says that the caller left; and that Envoy ended it, because nothing more came, or no answer in time."""
+TIMED_OUT, TOO_LATE = "response_timeout", 504
+"""Details and status of the latter."""
+ROUNDED_S = 0.002
+"""Envoy is told whole milliseconds."""
 NEARLY = 0.9
 """So much of a limit on silence counts as all of it: we hear of what Envoy saw a little later."""
 
@@ -70,9 +74,9 @@ class ClassicExchange(StreamExchange):
 
     async def forward(self, departure: Departure) -> None:
         """See ports.Exchange."""
-        self._going = departure
+        self._going, self._left = departure, self._clock()
         await self._write(answers.departure(departure, self._asked, int(time.time() * 1000)))
-        self._left, self._asked = self._clock(), ""
+        self._asked = ""
 
     async def abort(self, status: int, headers: Sequence[tuple[str, str]], body: bytes, details: str) -> None:
         """See ports.Exchange."""
@@ -92,16 +96,19 @@ class ClassicExchange(StreamExchange):
         return True
 
     @property
-    def in_doubt(self) -> bool:
-        """Whether what ended this was the caller or the upstream, and only another can tell."""
-        return not (self._is_over() or self._said[1] or self._stalled())
+    def doubt(self) -> tuple[str, ...]:
+        """See StreamExchange: what ended this was the caller, the upstream or Envoy."""
+        begun = self._shown is not None
+        if self._going is None or self._is_over() or self._stalled() or (begun and self._said[1]):
+            return ()
+        return self._going.order + self._going.order[: self._going.again]
 
     def final(self) -> Record | None:
         """How it ended; None for what never left, and for an answer that goes on without us."""
         going, head, now = self._going, self._shown, self._clock()
         if going is None or (self._released and not self._whole):
             return None
-        flags = {LEFT} if self.in_doubt else {STALLED} if not self._is_over() and self._stalled() else set()
+        flags = self._ended_by()
         if self._tail is not None and not self._whole and self._is_over():
             self._tail.last_words()  # what it is lacking is noted at its end
         return Record(
@@ -110,7 +117,7 @@ class ClassicExchange(StreamExchange):
             upstream=(head.upstream if head else "") or going.order[0],
             status=self._status(),
             flags=(head.flags if head else frozenset()) | flags,
-            details=self._said[1] or (head.details if head else ""),
+            details=self._said[1] or (head.details if head else TIMED_OUT if self._timed_out() else ""),
             attempt=head.attempt if head else 0,
             duration_s=now - self._arrived,
             first_token_s=None if self._first is None else max(0.0, self._first - self._left),
@@ -118,8 +125,19 @@ class ClassicExchange(StreamExchange):
             request_id=self._request_id,
             shown=head.status if head else 0,
             headers=head.limits if head else {},
-            tail=self._tail.notes if self._tail else head.tail if head else {},
+            tail={"events": 0.0} | self._tail.notes if self._tail else head.tail if head else {},
         )
+
+    def _ended_by(self) -> set[str]:
+        """Flags, as far as they are known from here."""
+        if self._is_over() or self._said[1]:
+            return set()
+        return {STALLED} if self._stalled() else {LATE} if self._timed_out() else {LEFT}
+
+    def _timed_out(self) -> bool:
+        """Whether there was no answer in the time that it had: then Envoy ended it."""
+        total_s = self._going.total_s if self._going else None
+        return self._shown is None and total_s is not None and self._clock() - self._left >= total_s - ROUNDED_S
 
     def _is_over(self) -> bool:
         """Whether the answer has come to its end, be it that its reader left at its last words."""
@@ -135,7 +153,7 @@ class ClassicExchange(StreamExchange):
     def _status(self) -> int:
         """As the caller saw it: what the last upstream failed with becomes Envoy's own word."""
         if self._shown is None:
-            return self._said[0]
+            return self._said[0] or (TOO_LATE if self._timed_out() else 0)
         status = self._shown.status
         return EXHAUSTED if self._shown.upstream and (status >= FAILED or status == PACED) else status
 

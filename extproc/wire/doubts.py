@@ -1,10 +1,10 @@
 """Records of requests whose end was seen here, each told once.
 
-An answer that broke off, or never came, is told from here as one whose caller left: the stream to Envoy ends in the
-same way as where the upstream cut it. The record of its attempt knows. It comes before that end or soon after, so the
-request's own waits a moment for it, and says the same.
+Where no answer came, or one broke off, the stream to Envoy ends in the same way whether the caller left, the upstream
+cut it, or Envoy answered by itself because every attempt had failed. The records of its attempts know. They come before
+that end or soon after, so the request's own waits a moment for them.
 
-What cannot be told: an attempt whose record does not come in time, or not at all, counts as left by the caller.
+What cannot be told: where an attempt's record does not come in time, or not at all, the caller counts as having left.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 0.5
 """So long an attempt's record may take: Envoy gathers them for 20 ms."""
 MOST_KEPT = 1024
-"""Of so many attempts that broke off it is remembered how, until their requests' ends are seen."""
+"""Of so many requests it is remembered which attempts failed, until their ends are seen."""
 LEFT = frozenset({"downstream_connection_termination", "downstream_remote_reset"})
+FAILED = 400
+EXHAUSTED = 503
+"""Status under which the caller is told that every upstream failed."""
 
 
 class Doubts:
@@ -34,35 +37,38 @@ class Doubts:
     def __init__(self, learn: Callable[[Record], Awaitable[None]]) -> None:
         """Must be made where a loop will run."""
         self._learn = learn
-        self._broken: OrderedDict[str, Record] = OrderedDict()
-        self._waiting: dict[str, tuple[Record, asyncio.TimerHandle]] = {}
+        self._heard: OrderedDict[str, tuple[Record, ...]] = OrderedDict()
+        self._waiting: dict[str, tuple[Record, tuple[str, ...], asyncio.TimerHandle]] = {}
         self._telling: set[asyncio.Task[None]] = set()
 
-    def tell(self, record: Record, *, in_doubt: bool) -> None:
-        """A request has ended. in_doubt: by whom is not known."""
-        attempt = self._broken.pop(record.request_id, None)
-        if not in_doubt or not record.request_id:
+    def tell(self, record: Record, tries: tuple[str, ...] = ()) -> None:
+        """A request has ended. tries: whom it could ask, one after the other, where it is in doubt how it ended."""
+        heard = self._heard.pop(record.request_id, ())
+        if not tries or not record.request_id:
             self._tell(record)
-        elif attempt is not None and _same(record, attempt):
-            self._tell(_resolved(record, attempt))
+        elif (known := _resolved(record, tries, heard)) is not None:
+            self._tell(known)
         else:
             self._give_up(record.request_id)  # no two requests have one id; should they, each is told
             timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._give_up, record.request_id)
-            self._waiting[record.request_id] = record, timer
+            self._heard[record.request_id] = heard
+            self._waiting[record.request_id] = record, tries, timer
 
     def hear(self, attempt: Record) -> None:
         """An attempt's record has come."""
-        if not attempt.flags or not attempt.request_id or attempt.status >= 400:  # noqa: PLR2004 - HTTP
+        request_id = attempt.request_id
+        heard = self._heard.get(request_id, ())
+        if not request_id or any(_same(attempt, other) for other in heard):
             return
-        waiting = self._waiting.get(attempt.request_id)
-        if waiting is None:
-            self._broken[attempt.request_id] = attempt
-            if len(self._broken) > MOST_KEPT:
-                self._broken.popitem(last=False)
-        elif _same(waiting[0], attempt):
-            waiting[1].cancel()
-            del self._waiting[attempt.request_id]
-            self._tell(_resolved(waiting[0], attempt))
+        self._heard[request_id] = heard = (*heard, attempt)
+        record, tries, timer = self._waiting.get(request_id, (None, (), None))
+        if record is None or timer is None:
+            if len(self._heard) > MOST_KEPT:
+                self._heard.popitem(last=False)
+        elif (known := _resolved(record, tries, heard)) is not None:
+            timer.cancel()
+            del self._waiting[request_id], self._heard[request_id]
+            self._tell(known)
 
     async def close(self) -> None:
         """Tell what still waits, and return once all is told."""
@@ -72,10 +78,10 @@ class Doubts:
             await asyncio.wait(self._telling)
 
     def _give_up(self, request_id: str) -> None:
-        record, timer = self._waiting.pop(request_id, (None, None))
+        record, tries, timer = self._waiting.pop(request_id, (None, (), None))
         if record is not None and timer is not None:
             timer.cancel()
-            self._tell(record)
+            self._tell(_at(record, tries, self._heard.pop(request_id, ())))
 
     def _tell(self, record: Record) -> None:
         task = asyncio.get_running_loop().create_task(self._learn_one(record))
@@ -89,10 +95,29 @@ class Doubts:
             log.exception("the end of a request was not understood")
 
 
-def _same(record: Record, attempt: Record) -> bool:
-    """Whether that attempt is the one that the request ended with: an earlier one may have broken off, too."""
-    return bool(attempt.flags & LEFT) if not record.status else attempt.shown == record.shown
+def _same(attempt: Record, other: Record) -> bool:
+    """Whether two records are of one attempt: they carry no number, and differ by how long they took."""
+    return (attempt.upstream, attempt.duration_s) == (other.upstream, other.duration_s)
 
 
-def _resolved(record: Record, attempt: Record) -> Record:
-    return replace(record, upstream=attempt.upstream or record.upstream, flags=record.flags - LEFT | attempt.flags)
+def _resolved(record: Record, tries: tuple[str, ...], heard: tuple[Record, ...]) -> Record | None:
+    """The record as it is known by what was heard of its attempts; None where it is not yet."""
+    if record.status >= FAILED:
+        return _at(record, tries, heard)
+    for attempt in heard:
+        if attempt.flags & LEFT:
+            return replace(record, upstream=attempt.upstream or record.upstream, flags=attempt.flags)
+        if attempt.flags and 0 < attempt.status < FAILED and record.shown in (0, attempt.shown):
+            begun = {"status": attempt.status, "shown": attempt.shown, "flags": attempt.flags}
+            return replace(record, upstream=attempt.upstream or record.upstream, **begun)  # type: ignore[arg-type]
+    if not record.status and len(heard) >= len(tries):
+        return replace(_at(record, tries, heard), status=EXHAUSTED, flags=record.flags - LEFT)
+    return None
+
+
+def _at(record: Record, tries: tuple[str, ...], heard: tuple[Record, ...]) -> Record:
+    """With whom it was when it ended, where no answer shows that."""
+    if record.shown:
+        return record
+    failed = min(len(heard), len(tries) - 1)
+    return replace(record, upstream=tries[failed], attempt=failed + 1)

@@ -109,9 +109,9 @@ class StreamExchange:
         return True
 
     @property
-    def in_doubt(self) -> bool:
-        """Whether `final` cannot say who ended it."""
-        return False
+    def doubt(self) -> tuple[str, ...]:
+        """Where `final` cannot say who ended it: the upstreams that could be asked for it, one after the other."""
+        return ()
 
     def final(self) -> Record | None:
         """How it ended, where Envoy's log does not say so. Asked once, at the end of the stream."""

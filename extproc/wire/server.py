@@ -137,7 +137,7 @@ class Server:
             self._exchanges.discard(exchange)
             record = exchange.final()
             if record is not None:
-                self._doubts.tell(record, in_doubt=exchange.in_doubt)
+                self._doubts.tell(record, exchange.doubt)
 
     def _exchange(self, read: Read, write: Write) -> StreamExchange:
         if self._classic is None:

@@ -183,7 +183,7 @@ async def test_a_stream_is_read_and_its_usage_hidden() -> None:
     envoy.close()
     await watching
     assert envoy.out == WORD + FINISH + DONE
-    assert not envoy.exchange.in_doubt
+    assert not envoy.exchange.doubt
     assert envoy.exchange.final() == Record(
         kind=RecordKind.FINAL,
         ticket="p-1",
@@ -215,7 +215,7 @@ async def test_an_answer_in_one_piece_is_told_by_its_gate() -> None:
     record = envoy.exchange.final()
     assert record is not None
     assert record.tail == {"in": 3.0, "out": 12.0, "finish": "stop", "done": "1"}
-    assert not envoy.exchange.in_doubt
+    assert not envoy.exchange.doubt
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ async def test_what_a_stream_said_tells_how_it_ended(
     envoy.now += quiet_s
     watching.cancel()
     await asyncio.wait([watching])
-    assert envoy.exchange.in_doubt is in_doubt
+    assert envoy.exchange.doubt == (("a", "b", "a") if in_doubt else ())
     record = envoy.exchange.final()
     assert record is not None
     assert record.flags == flags
@@ -290,6 +290,21 @@ async def test_attempts_that_end_with_the_deadline_are_told_as_that(deadline_ms:
     data = answers.departure(Departure(**{**given, "deadline_ms": deadline_ms}), "request_body", 1)
     metadata = MessageToDict(ProcessingResponse.FromString(data).dynamic_metadata)["llm.route"]
     assert metadata.get("late", False) is late
+
+
+async def test_an_answer_that_did_not_come_in_time() -> None:
+    """Envoy shows no reply of its own: the time that was left tells of it."""
+    for waited_s, expected in ((2.0, (504, "response_timeout")), (1.9, (0, ""))):
+        envoy = Envoy()
+        given = {name: getattr(DEPARTURE, name) for name in DEPARTURE.__slots__}
+        watching = await envoy.depart(Departure(**{**given, "total_s": 2.0}))
+        envoy.now += waited_s
+        envoy.close()
+        await watching
+        record = envoy.exchange.final()
+        assert record is not None
+        assert (record.status, record.details) == expected
+        assert envoy.exchange.doubt == ("a", "b", "a")
 
 
 async def test_what_is_held_goes_on_when_the_service_lets_go() -> None:
@@ -323,7 +338,7 @@ async def test_an_abort_in_the_middle_of_an_answer() -> None:
     assert envoy.last.immediate_response.details == "tidegate_evicted"
     record = envoy.exchange.final()
     assert record is not None
-    assert (record.status, record.details, envoy.exchange.in_doubt) == (200, "tidegate_evicted", False)
+    assert (record.status, record.details, envoy.exchange.doubt) == (200, "tidegate_evicted", ())
 
 
 async def test_what_never_left_has_no_record() -> None:
@@ -394,7 +409,7 @@ async def serve(exchange: ClassicExchange, doubts: Doubts, going: Departure) -> 
     finally:
         record = exchange.final()
         if record is not None:
-            doubts.tell(record, in_doubt=exchange.in_doubt)
+            doubts.tell(record, exchange.doubt)
 
 
 async def happen(envoy: Envoy, serving: asyncio.Task[None], what: str) -> bool:
@@ -436,41 +451,53 @@ def attempt(*flags: str, **more: Any) -> Record:
     return final(**({"kind": RecordKind.ATTEMPT, "ticket": "", "upstream": "b", "flags": frozenset(flags)} | more))
 
 
-@pytest.mark.parametrize("first", ["end", "attempt"])
+LEFT, CUT_OFF, LATE = "downstream_remote_reset", "upstream_remote_reset", "upstream_request_timeout"
+NONE = {"status": 0, "shown": 0}
+
+
+@pytest.mark.parametrize("first", ["end", "attempts"])
 @pytest.mark.parametrize(
-    ("heard", "record", "flags", "upstream"),
+    ("heard", "record", "expected"),
     [
-        (attempt("upstream_remote_reset"), final(), {"upstream_remote_reset"}, "b"),
-        (
-            attempt("downstream_remote_reset", status=0, shown=0),
-            final(status=0, shown=0),
-            {"downstream_remote_reset"},
-            "b",
-        ),
-        (attempt("upstream_request_timeout", status=0, shown=0), final(), {"downstream_remote_reset"}, "a"),
-        (attempt("upstream_remote_reset", request_id="r-2"), final(), {"downstream_remote_reset"}, "a"),
-        (attempt("upstream_remote_reset", status=503, shown=503), final(), {"downstream_remote_reset"}, "a"),
-        (attempt(), final(), {"downstream_remote_reset"}, "a"),
+        ([attempt(CUT_OFF)], final(), (200, {CUT_OFF}, "b")),
+        ([attempt(LEFT, **NONE)], final(**NONE), (0, {LEFT}, "b")),
+        ([attempt(LATE, **NONE)], final(), (200, {LEFT}, "a")),
+        ([attempt(CUT_OFF, request_id="r-2")], final(), (200, {LEFT}, "a")),
+        ([attempt(CUT_OFF, status=503, shown=503)], final(), (200, {LEFT}, "a")),
+        ([], final(), (200, {LEFT}, "a")),
+        ([], final(**NONE), (0, {LEFT}, "a")),
+        ([attempt(LATE, **NONE)], final(**NONE), (0, {LEFT}, "b")),
+        ([attempt(LATE, **NONE)] * 2, final(**NONE), (0, {LEFT}, "b")),
+        ([attempt(LATE, **NONE), attempt(LATE, duration_s=2.0, **NONE)], final(**NONE), (503, set(), "b")),
+        ([attempt(status=503, shown=503), attempt(LATE, duration_s=2.0, **NONE)], final(**NONE), (503, set(), "b")),
+        ([attempt(CUT_OFF)], final(**NONE), (200, {CUT_OFF}, "b")),
+        ([attempt(LATE, **NONE)], final(status=504, shown=0, flags=frozenset({LATE})), (504, {LATE}, "b")),
     ],
-    ids=["cut", "left before an answer", "an earlier one", "another's", "a refusal", "nothing"],
-)
-async def test_the_record_of_the_attempt_knows(
-    first: str, heard: Record, record: Record, flags: set[str], upstream: str
+    ids=[
+        "cut", "left before an answer", "an earlier one", "another's", "a refusal", "nothing", "nothing at all",
+        "left after one failed", "told twice", "all were late", "all failed", "cut before it was shown", "timed out",
+    ],
+)  # fmt: skip
+async def test_the_records_of_the_attempts_know(
+    first: str, heard: list[Record], record: Record, expected: tuple[int, set[str], str]
 ) -> None:
-    """Whichever comes first."""
+    """Whichever comes first. Two upstreams could be asked."""
     told: list[Record] = []
 
     async def learn(record: Record) -> None:
         told.append(record)
 
     doubts = Doubts(learn)
-    if first == "attempt":
-        doubts.hear(heard)
-    doubts.tell(record, in_doubt=True)
     if first == "end":
-        doubts.hear(heard)
+        doubts.tell(record, ("a", "b"))
+    for one in heard:
+        doubts.hear(one)
+    if first == "attempts":
+        doubts.tell(record, ("a", "b"))
     await doubts.close()
-    assert [(record.flags, record.upstream) for record in told] == [(flags, upstream)]
+    if first == "end" and record.status == 504:
+        expected = (504, {LATE}, "a")  # told at once
+    assert [(record.status, record.flags, record.upstream) for record in told] == [expected]
 
 
 async def test_what_is_sure_is_told_at_once() -> None:
@@ -480,7 +507,7 @@ async def test_what_is_sure_is_told_at_once() -> None:
         told.append(record)
 
     doubts = Doubts(learn)
-    doubts.tell(final(flags=frozenset()), in_doubt=False)
+    doubts.tell(final(flags=frozenset()))
     await settle()
     assert len(told) == 1
     await doubts.close()
