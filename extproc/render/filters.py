@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from extproc.render.access_log import attempts
 from extproc.render.lua import notes_script, tail_script
-from extproc.render.names import FLAGS_HEADER, ROUTE, SERVICE_CLUSTER, UPSTREAM_HEADER
+from extproc.render.names import FLAGS_HEADER, GATE_HEADER, ROUTE, SERVICE_CLUSTER, UPSTREAM_HEADER
 from extproc.render.shape import Data, extension, seconds, source, typed
 from extproc.settings import FloodSettings, JwtSettings, Settings
 
@@ -149,7 +149,7 @@ def _tail() -> Data:
 
 def _hiding(settings: Settings) -> Data:
     """Takes off what gates and upstreams tell Envoy and admission."""
-    script = source(notes_script(UPSTREAM_HEADER, hidden=not settings.internal_headers))
+    script = source(notes_script(UPSTREAM_HEADER, GATE_HEADER, hidden=not settings.internal_headers))
     return extension("tidegate.hide_notes", "envoy.extensions.filters.http.lua.v3.Lua", default_source_code=script)
 
 

@@ -47,6 +47,8 @@ _MOST_HEADERS = 1000
 """Of a request or an answer: the router before a gate counts them, a gate need not."""
 _HEADERS_KB = 8192
 """The most that Envoy can be told. What dispatch writes for the next upstreams comes in a header."""
+_LAST_BYTES = "0.010s"
+"""Time for what came before an upstream broke off: without any it is dropped, as if there had been no answer."""
 _NO_ANSWER = ("UF", "UH", "UO", "DF", "UR", "UC", "UT", "LR", "UPE")
 _ROUTERS_OWN = ("x-envoy-expected-rq-timeout-ms", "x-envoy-decorator-operation")
 """What the router before a gate tells upstreams, where it is not told otherwise."""
@@ -80,7 +82,7 @@ def _listener(settings: Settings, name: str) -> Data:
         max_request_headers_kb=_HEADERS_KB,
         common_http_protocol_options={"max_headers_count": _MOST_HEADERS, "idle_timeout": "0s"},
         stream_idle_timeout="0s",
-        delayed_close_timeout="0s",
+        delayed_close_timeout=_LAST_BYTES,
         local_reply_config={"mappers": [_flagged()]},
         route_config={"name": "gate", "virtual_hosts": [_host(settings, name)]},
         http_filters=[*_filters(settings, name), router()],

@@ -32,9 +32,10 @@ def gate_script(header: str) -> str:
     return f"local HEADER = {_quoted(header)}\n\n" + _joined("json", "gate")
 
 
-def notes_script(upstream_header: str, *, hidden: bool) -> str:
+def notes_script(upstream_header: str, gate_header: str, *, hidden: bool) -> str:
     """What takes notes off an answer. hidden: the caller may not see who answered either."""
-    told = f"local UPSTREAM, HIDDEN = {_quoted(upstream_header)}, {'true' if hidden else 'false'}\n\n"
+    names = f"local UPSTREAM, GATE = {_quoted(upstream_header)}, {_quoted(gate_header)}\n"
+    told = f"{names}local HIDDEN = {'true' if hidden else 'false'}\n\n"
     return told + _joined("notes")
 
 

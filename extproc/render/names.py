@@ -30,6 +30,7 @@ __all__ = [
     "ATTEMPTS_LOG",
     "ERROR_HEADER",
     "FLAGS_HEADER",
+    "GATE_HEADER",
     "HIDDEN_FROM_UPSTREAMS",
     "LAST_RESORT_HEADER",
     "LIMITS",
@@ -73,6 +74,8 @@ WAIT_HEADER = "x-tg-wait"
 
 UPSTREAM_HEADER = "x-tidegate-upstream"
 """Who answered. In the classic profile gates say it."""
+GATE_HEADER = "x-tidegate-gate"
+"""Classic profile: address of the gate that was asked last."""
 ORDER_HEADER = "x-tidegate-cluster"
 """Classic profile: the cluster by which a request goes through its order of upstreams."""
 ROUTE_HEADER = "x-tidegate-route"
