@@ -36,6 +36,7 @@ from extproc.reloading import Reloading
 from extproc.settings import Settings
 from extproc.shared import levels
 from extproc.telemetry.log import JsonLines, log_event
+from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.tally import Tally
 from extproc.watchdog import Watchdog
 from extproc.wire.classic import Silence
@@ -105,7 +106,9 @@ class Service:
         """Load vocabularies, then serve."""
         settings = self.settings
         await self.clock.run_in_executor(self._executor, _preload, settings)
-        self._console = await state.serve(settings.service.console, self.state, self.admission.allowances)
+        self._console = await state.serve(
+            settings.service.console, self.state, self.admission.allowances, metrics=Metrics().page
+        )
         await self.server.start()
         gc.freeze()  # what has been loaded stays: no collection need look at it again
         self._watchdog.start()

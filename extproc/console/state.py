@@ -5,6 +5,7 @@ Counters of sessions are not shown, there may be 100,000: see sessions. Of tenan
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from itertools import islice
@@ -24,6 +25,7 @@ from extproc.core.watermark import Watermark
 __all__ = ["describe", "serve"]
 
 MOST_COUNTERS = 2000
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_BODY = 16_384
 """Bytes of a request's body."""
 
@@ -74,9 +76,17 @@ def _rounded(number: float | None) -> float | None:
 
 
 async def serve(
-    address: str, state: Callable[[], dict[str, Any]], allowances: Allowances | None = None
+    address: str,
+    state: Callable[[], dict[str, Any]],
+    allowances: Allowances | None = None,
+    *,
+    metrics: Callable[[dict[str, Any]], bytes] | None = None,
 ) -> web.AppRunner:
-    """Serve `GET /state`, `GET /healthz` and `/sessions` on host:port; returns the runner to clean up."""
+    """Serve `GET /state`, `/metrics`, `/healthz` and `/sessions` on host:port; returns the runner to clean up.
+
+    metrics: a state as text for Prometheus. It is asked in a thread, and for one page at a time.
+    """
+    one_page = asyncio.Lock()
 
     async def show(_: web.Request) -> web.Response:
         return web.json_response(state(), dumps=lambda data: json.dumps(data, default=str))
@@ -84,9 +94,17 @@ async def serve(
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
+    async def measure(_: web.Request) -> web.Response:
+        assert metrics is not None  # noqa: S101 - else there is no such page
+        async with one_page:
+            page = await asyncio.to_thread(metrics, state())
+        return web.Response(body=page, headers={"content-type": METRICS_TYPE})
+
     app = web.Application(client_max_size=MOST_BODY)
     app.router.add_get("/state", show)
     app.router.add_get("/healthz", healthy)
+    if metrics is not None:
+        app.router.add_get("/metrics", measure)
     if allowances is not None:
         app.router.add_routes(sessions.routes(allowances, address))
     runner = web.AppRunner(app, access_log=None, handle_signals=False)

@@ -176,7 +176,7 @@ def _is_envoys(path: Path, was: Any, will: Any, old: Settings, new: Settings) ->
         case ("upstreams", name, "window"):
             return _wider(old, new, name)
         case _:
-            return False
+            return path == ("service", "console") and old.gateway.metrics_port is not None
 
 
 def _fits(path: Path, pattern: Path) -> bool:
