@@ -153,8 +153,8 @@ def _moved(visit: Visit, answer: Answer, limit: str) -> Result:
 def _stayed(visit: Visit, last: str) -> Result:
     change = (
         "on the route: a retry_policy with retry_on 5xx,reset,connect-failure, num_retries, refresh_cluster_on_retry, "
-        "and the priority_group cluster specifier with override_metadata_namespace llm.route; max_retries of the "
-        "clusters' circuit breakers"
+        "and the priority_group cluster specifier with override_metadata_namespace llm.route (in the classic profile "
+        "retry_priority and cluster_header x-tidegate-cluster); max_retries of the clusters' circuit breakers"
     )
     chain = visit.expected.chain_of(visit.model)
     if len(chain) > 1:

@@ -176,7 +176,8 @@ def no_retries(envoy: Envoy) -> None:
 def one_upstream(envoy: Envoy) -> None:
     """Retries go where the first attempt went."""
     for route in routes(envoy):
-        route.get("route", {}).get("retry_policy", {}).pop("refresh_cluster_on_retry", None)
+        policy = route.get("route", {}).get("retry_policy", {})
+        policy.pop("refresh_cluster_on_retry", policy.pop("retry_priority", None))
 
 
 CRIPPLED: list[tuple[Callable[[Envoy], None], set[str], str]] = [
