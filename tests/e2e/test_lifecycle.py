@@ -106,6 +106,11 @@ def whole(answer: Future[str]) -> bool:
     return answer.result(timeout=60).endswith("data: [DONE]\n\n")
 
 
+def is_classic(stack: Stack) -> bool:
+    """Whether Envoy logs no outcomes, and tells nothing of what runs."""
+    return stack.settings.gateway.profile == "classic"
+
+
 def slots(stack: Stack, name: str = "wide") -> int:
     """Slots in use at an upstream."""
     return int(stack.state()["counters"][f"upstream/{name}/slots"]["used"])
@@ -140,6 +145,9 @@ def test_a_killed_service_cuts_no_answer_and_knows_of_them_again(stack: Stack, p
     assert time.monotonic() - killed < 5
     stack.start_service()
     works(stack)
+    if is_classic(stack):  # nobody tells it of them
+        assert all(map(whole, answers))
+        return
     assert not any(answer.done() for answer in answers)
     until(lambda: slots(stack) == slots(stack, "narrow") == 1)
     waited = queued(pool, stack)
@@ -170,8 +178,9 @@ def test_a_stopped_service_is_gone_and_comes_back(stack: Stack, pool: ThreadPool
     stack.kill("service", signal.SIGCONT)
     works(stack)
     assert process.poll() is None
-    until(lambda: slots(stack, "narrow") == 1, within_s=6)
-    assert not answers[0].done()
+    if not is_classic(stack):
+        until(lambda: slots(stack, "narrow") == 1, within_s=6)
+        assert not answers[0].done()
     assert whole(answers[0])
     until(lambda: slots(stack, "narrow") == 0)
 
@@ -237,7 +246,7 @@ def test_a_killed_envoy_frees_everything_at_once(stack: Stack, pool: ThreadPoolE
         assert isinstance(one.exception(timeout=5), httpx.TransportError)
     until(lambda: stack.state()["unsettled"] == 0)
     now = stack.state()
-    assert time.monotonic() - at > GRACE_S
+    assert is_classic(stack) or time.monotonic() - at > GRACE_S  # there each ends as one whose client left
     sent = 2 + sum(now["tally"]["admitted"].values()) - sum(before["tally"]["admitted"].values())
     assert now["tally"]["unknown_usage"] - before["tally"]["unknown_usage"] == sent
     assert now["tally"]["settled"] - before["tally"]["settled"] == sent
@@ -362,7 +371,7 @@ def test_a_minute_of_quiet_ends_nothing(stack: Stack, pool: ThreadPoolExecutor) 
     """
     config = stack.workdir / "envoy.yaml"
     text = config.read_text("utf-8")
-    assert "access_log_flush_interval: 5s" in text
+    assert is_classic(stack) or "access_log_flush_interval: 5s" in text
     try:
         config.write_text(text.replace("access_log_flush_interval: 5s", "access_log_flush_interval: 500s"), "utf-8")
         stack.kill("envoy")
