@@ -29,6 +29,7 @@ these at the same time would wait for processors instead of for places and token
 """
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder needs a real Envoy. A file is one worker's, and what takes longest begins first."""
     turns = {name: turn for turn, names in enumerate(TOGETHER) for name in names}
