@@ -18,27 +18,11 @@ from extproc.stack import Stack, free_ports
 Gate = Callable[..., Stack]
 
 
-TOGETHER = (
-    ("test_pacing", "test_lanes"), ("test_engines", "test_overload", "test_duplicates"), ("test_breaker",),
-    ("test_pods",), ("test_doctor",), ("test_bad_days",), ("test_lifecycle",), ("test_quotas",), ("test_stack",),
-    ("test_failover",), ("test_refusals",), ("test_merged",), ("test_settlement",),
-)  # fmt: skip
-"""Files that one worker does one after another, and all that take most of a minute or more. The longest come first: one
-of them begun last would run alone while the other workers have nothing to do. The first two have the crowds: more of
-these at the same time would wait for processors instead of for places and tokens.
-"""
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder needs a real Envoy. A file is one worker's, and what takes longest begins first."""
-    turns = {name: turn for turn, names in enumerate(TOGETHER) for name in names}
+    """Everything in this folder needs a real Envoy."""
     for item in items:
         if "tests/e2e" in str(item.path):
             item.add_marker(pytest.mark.e2e)
-        turn = turns.get(item.path.stem)
-        item.add_marker(pytest.mark.xdist_group(item.path.stem if turn is None else TOGETHER[turn][0]))
-    items.sort(key=lambda item: turns.get(item.path.stem, len(turns)))
 
 
 def settings_for(**overrides: Any) -> Settings:
