@@ -46,7 +46,7 @@ def up(config: Config = None, *, workdir: Annotated[Path, typer.Option(help="Whe
     """Start Envoy, Tidegate and (for `provider: fake`) fake providers; show a line per second until Ctrl-C."""
     from extproc.up import run  # noqa: PLC0415
 
-    run(_settings(config), workdir)
+    run(_settings(config), workdir, _place(config))
 
 
 @app.command()

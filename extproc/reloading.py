@@ -37,13 +37,13 @@ class Watch:
 
     def __init__(self, path: Path) -> None:
         """What is there now is known."""
-        self._path = path
+        self.path = path
         self._seen = self._known = _looks(path)
         self._content = _content(path)
 
     def changed(self) -> bool:
         """Look. True once for each new content."""
-        before, self._seen = self._seen, _looks(self._path)
+        before, self._seen = self._seen, _looks(self.path)
         if self._seen is None or self._seen == self._known or self._seen != before:
             return False
         self._known = self._seen
@@ -51,7 +51,7 @@ class Watch:
 
     def read(self) -> bool:
         """Take note of what is there now. True when it is something else than before."""
-        before, self._content = self._content, _content(self._path)
+        before, self._content = self._content, _content(self.path)
         return self._content != before
 
 

@@ -63,8 +63,7 @@ class Stack:
         """Start all parts and wait until each answers. StackError when one does not."""
         self.workdir.mkdir(parents=True, exist_ok=True)
         self._refuse_busy_ports()
-        config = self.workdir / "tidegate.yaml"
-        config.write_text(yaml.safe_dump(self.settings.model_dump(mode="json"), sort_keys=False), "utf-8")
+        self.write_config(self.settings)
         envoy = self.workdir / "envoy.yaml"
         envoy.write_text(to_yaml(bootstrap(self._with_secrets())), "utf-8")
         try:
@@ -88,6 +87,13 @@ class Stack:
         except RenderError as error:
             raise StackError(str(error)) from None
         return settings
+
+    def write_config(self, settings: Settings) -> None:
+        """Write the file that the service is started with, and that it follows."""
+        config = self.workdir / "tidegate.yaml"
+        beside = config.with_suffix(".new")
+        beside.write_text(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), "utf-8")
+        beside.replace(config)
 
     def start_fake(self, name: str) -> None:
         """Start one fake provider and wait until it answers."""

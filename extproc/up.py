@@ -11,16 +11,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from extproc.settings import Settings
+from extproc.reloading import Watch
+from extproc.settings import Settings, SettingsError, load
 from extproc.stack import Stack, StackError
 
-__all__ = ["run", "summary"]
+__all__ = ["follow", "run", "summary"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run(settings: Settings, workdir: Path) -> None:
-    """Start everything, show a line per second, stop everything on Ctrl-C or SIGTERM. StackError when it cannot run."""
+def run(settings: Settings, workdir: Path, path: Path | None = None) -> None:
+    """Start everything, show a line per second, stop everything on Ctrl-C or SIGTERM. StackError when it cannot run.
+
+    path: the file that the settings are from, which is followed.
+    """
     for name in _SIGNALS:
         signal.signal(name, _stop)
     workers = settings.gateway.workers or max(1, min(4, os.cpu_count() or 1))
@@ -29,7 +33,7 @@ def run(settings: Settings, workdir: Path) -> None:
     try:
         with stack:
             _greet(stack)
-            _watch(stack)
+            _watch(stack, None if path is None else Watch(path))
     except KeyboardInterrupt:
         _say("\nstopped")
 
@@ -97,17 +101,29 @@ def _greet(stack: Stack) -> None:
     )
 
 
-def _watch(stack: Stack) -> None:
+def _watch(stack: Stack, file: Watch | None) -> None:
     before = stack.state()
     while True:
         time.sleep(1.0)
         _look_after(stack)
+        if file is not None and file.changed():
+            follow(stack, file.path)
         now = stack.state()
         if before and now:
             _say(summary(before, now))
         else:
             _say(time.strftime("%H:%M:%S  ") + "the service does not answer")
         before = now
+
+
+def follow(stack: Stack, path: Path) -> None:
+    """Have the service read the settings anew, from the file that it follows; a mistake is told, no more."""
+    try:
+        stack.write_config(load(path))
+    except SettingsError as error:
+        _say(f"{path} is not followed:\n{error}")
+    else:
+        _say(f"{path} has changed; what the service makes of it is in {stack.workdir}/service.log")
 
 
 def _look_after(stack: Stack) -> None:
