@@ -109,6 +109,9 @@ class Stack:
         """Start Envoy and wait until it is ready, its first health check of the service included."""
         command = [envoy_binary(), "-c", str(self.workdir / "envoy.yaml"), "--use-dynamic-base-id"]
         self._spawn("envoy", [*command, "--concurrency", str(self.workers), "--log-level", "warning"])
+        self._await_envoy()
+
+    def _await_envoy(self) -> None:
         admin = f"http://127.0.0.1:{self.settings.gateway.admin_port}"
         self._wait("envoy", f"{admin}/ready")
         until = time.monotonic() + START_S
