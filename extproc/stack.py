@@ -190,8 +190,8 @@ class Stack:
             **({"gateway.metrics_port": gateway.metrics_port} if gateway.metrics_port else {}),
         }
         wanted |= {f"upstreams.{name}.url": upstream.port for name, upstream in self.fakes.items()}
-        for place in ("address", "console"):
-            _, _, port = getattr(self.settings.service, place).rpartition(":")
+        for place in ("address", "console", "health"):
+            _, _, port = (getattr(self.settings.service, place) or "").rpartition(":")
             if port.isdigit():
                 wanted[f"service.{place}"] = int(port)
         for place, port in wanted.items():

@@ -137,8 +137,8 @@ def test_probes_of_kubernetes_ask_the_plain_health_port(files: Mounted) -> None:
     """Which exists for that; where there is no TLS they ask Tidegate's own."""
     (service,) = [each for each in pod(k8s.objects(settings(files)))["initContainers"] if each["name"] == "tidegate"]
     told = {each["name"]: each["value"] for each in service["env"]}
-    assert told["TIDEGATE__SERVICE__HEALTH"] == "0.0.0.0:10005"
-    assert {service[probe]["grpc"]["port"] for probe in ("startupProbe", "livenessProbe")} == {10005}
+    assert told["TIDEGATE__SERVICE__HEALTH"] == "0.0.0.0:10006"
+    assert {service[probe]["grpc"]["port"] for probe in ("startupProbe", "livenessProbe")} == {10006}
     plain = k8s.objects(load(None, {}))
     (service,) = [each for each in pod(plain)["initContainers"] if each["name"] == "tidegate"]
     assert service["startupProbe"]["grpc"]["port"] == 10003
@@ -173,20 +173,23 @@ def test_nothing_listens_on_a_public_address_by_default() -> None:
 
 def test_a_gateway_that_faces_the_network_takes_nothing_else_along() -> None:
     """Of all addresses only that of traffic is the one that was set; admin, canaries and console stay where they are.
-    In pods, too: and of all that a pod listens on, its Services and NetworkPolicy name traffic and Tidegate's port.
+    In pods metrics are told, too; and Services and NetworkPolicy name nothing but these, and Tidegate's port.
     """
     known = load(None, {"TIDEGATE__GATEWAY__ADDRESS": "0.0.0.0"})
     public = [at for at, host in places(bootstrap(known)) if host == "0.0.0.0"]
     assert public == ["static_resources.listeners.0.address.socket_address"]
     documents = k8s.objects(known)
     (config,) = [each["data"]["envoy.yaml"] for each in documents if each["kind"] == "ConfigMap"]
-    assert [at for at, host in places(yaml.safe_load(config)) if host == "0.0.0.0"] == public
+    there = {host: at for at, host in places(yaml.safe_load(config)) if at not in public}
+    assert there.pop("0.0.0.0") == "static_resources.listeners.2.address.socket_address"
+    assert yaml.safe_load(config)["static_resources"]["listeners"][2]["name"] == "metrics"
+    assert "0.0.0.0" not in there
     named = {
         port["port"]
         for each in documents if each["kind"] in ("Service", "NetworkPolicy")
         for port in each["spec"].get("ports", ()) or (p for rule in each["spec"]["ingress"] for p in rule["ports"])
     }  # fmt: skip
-    assert named == {known.gateway.port, 10003}
+    assert named == {known.gateway.port, 10003, 10005}
 
 
 def listened_on(address: Data) -> Iterator[str]:

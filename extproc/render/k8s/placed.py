@@ -33,6 +33,8 @@ STATE_DIR = "/var/lib/tidegate"
 PACKED = "envoy.yaml.gz"
 METRICS_PORT = 10005
 """In a gateway's pod, unless the settings name one, or this for something else."""
+HEALTH_PORT = 10006
+"""The same of the plain health service, where Tidegate speaks TLS."""
 SDS = "sds"
 SDS_DIR = f"{CONFIG_DIR}/{SDS}"
 _MOST = 1_000_000
@@ -49,7 +51,8 @@ def placed(settings: Settings, *, sidecar: bool) -> Settings:
         raise RenderError("service.address: in a pod it must be host:port; Kubernetes asks its health service by TCP")
     named = settings.model_copy(update={"gateway": gateway.model_copy(update={"secrets_dir": "."})})
     public = "0.0.0.0" if is_loopback(gateway.address) and not sidecar else gateway.address
-    measured = None if sidecar else gateway.metrics_port or _free(settings)
+    measured = None if sidecar else gateway.metrics_port or _free(settings, METRICS_PORT)
+    asked = service.health if sidecar else _health(settings, measured)
     moved: dict[str, Any] = {
         "gateway": gateway.model_copy(
             update={
@@ -59,7 +62,12 @@ def placed(settings: Settings, *, sidecar: bool) -> Settings:
             }
         ),
         "service": service.model_copy(
-            update={"address": _at_home(service.address), "state_file": _STATE_FILE, **_tls(service)}
+            update={
+                "address": _at_home(service.address),
+                "state_file": _STATE_FILE,
+                **({"health": asked} if asked != service.health else {}),
+                **_tls(service),
+            }
         ),
         "upstreams": {name: _upstream(name, upstream) for name, upstream in settings.upstreams.items()},
     }
@@ -128,12 +136,21 @@ def checksum(config: Data) -> str:
     return told.hexdigest()
 
 
-def _free(settings: Settings) -> int:
-    """The first port from METRICS_PORT on that nothing else in the pod has."""
-    gateway, addresses = settings.gateway, (settings.service.address, settings.service.console)
+def _health(settings: Settings, measured: int | None) -> str | None:
+    """Where Kubernetes asks a Tidegate that speaks TLS, which its probes cannot; measured: the port of the metrics."""
+    service = settings.service
+    if service.health:
+        return _at_home(service.health)
+    return f"127.0.0.1:{_free(settings, HEALTH_PORT, measured)}" if service.tls else None
+
+
+def _free(settings: Settings, first: int, other: int | None = None) -> int:
+    """The first port from `first` on that nothing else in the pod has, such as `other`."""
+    gateway, service = settings.gateway, settings.service
+    addresses = [address for address in (service.address, service.console, service.health) if address]
     taken = {gateway.port, gateway.admin_port, gateway.probe_port, *(int(a.rpartition(":")[2]) for a in addresses)}
     taken |= {upstream.port for upstream in settings.upstreams.values()}
-    return next(port for port in range(METRICS_PORT, 65536) if port not in taken)
+    return next(port for port in range(first, 65536) if port not in taken | {other})
 
 
 def _upstream(name: str, upstream: UpstreamSettings) -> UpstreamSettings:

@@ -58,8 +58,6 @@ _WORKERS = 2
 _MIB = 1024 * 1024
 _CONFIG = ["--config", f"{CONFIG_DIR}/tidegate.yaml"]
 _UNPACKED_DIR = "/etc/tidegate/envoy"
-_HEALTH_PORT = 10005
-"""Where Kubernetes asks a Tidegate that speaks TLS: its probes cannot."""
 _MOUNTS = {"config": CONFIG_DIR, "files": SECRETS_DIR, "state": STATE_DIR, "envoy": _UNPACKED_DIR, "tls": TLS_DIR}
 _VOLUME = "tidegate-{}"
 STATE_VOLUME = _VOLUME.format("state")
@@ -131,7 +129,7 @@ def _grace_s(settings: Settings) -> int:
 def _probed_service(settings: Settings) -> Data:
     """Tidegate, asked by Kubernetes itself, which comes by the pod's address: it listens there, too."""
     service, port = settings.service, _port(settings.service.address)
-    health = _port(service.health) if service.health else _HEALTH_PORT if service.tls else port
+    health = _port(service.health) if service.health else port
     asked = {"grpc": {"port": health}, "timeoutSeconds": 3}
     alone = service.replicas == 1
     container = _service(settings)
