@@ -88,6 +88,7 @@ def configuration(stage: Stage, form: str, port: int, admin: int) -> str:
     if form != "unpatched":
         made = eg_model.patched(made, eg_model.of_kind(documents, "EnvoyPatchPolicy"))
     text = yaml.safe_dump(eg_model.bootstrap(made, port, admin))
+    text = text.replace(f"@tidegate/{settings.gateway.port}/", f"@tidegate/{port}/")  # pods share no sockets
     return text.replace("tidegate-headless.tidegate.svc.cluster.local", "127.0.0.1")
 
 

@@ -63,7 +63,11 @@ _STREAMS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where it is attached. existing: the Gateway is there already. system: namespace of Envoy Gateway's Envoys."""
+    """Where it is attached. existing: the Gateway is there already. system: namespace of Envoy Gateway's Envoys.
+
+    xds_listener, xds_routes: what Envoy Gateway calls the listener's configuration and that of its routes, where it does
+    not follow its first scheme (namespace/gateway/listener for both).
+    """
 
     namespace: str = NAMESPACE
     gateway: str = NAME
@@ -73,11 +77,14 @@ class Target:
     gateway_class: str = "eg"
     system: str = "envoy-gateway-system"
     extension_policy: bool = False
+    xds_listener: str | None = None
+    xds_routes: str | None = None
 
     @property
-    def xds_name(self) -> str:
-        """What Envoy Gateway calls the listener's configuration, and that of its routes."""
-        return f"{self.namespace}/{self.gateway}/{self.listener}"
+    def xds_names(self) -> tuple[str, str]:
+        """Of the listener, and of its routes."""
+        usual = f"{self.namespace}/{self.gateway}/{self.listener}"
+        return self.xds_listener or usual, self.xds_routes or usual
 
 
 def objects(settings: Settings, target: Target | None = None, fakes: Fakes | None = None) -> list[Data]:
@@ -89,7 +96,7 @@ def objects(settings: Settings, target: Target | None = None, fakes: Fakes | Non
     admission = made if target.extension_policy else None
     patched = [
         _policy(target, "EnvoyPatchPolicy", name, type="JSONPatch", targetRef=_gateway(target), jsonPatches=operations)
-        for name, operations in patches(ours, target.xds_name, target.hostname, admission)
+        for name, operations in patches(ours, target.xds_names, target.hostname, admission)
     ]
     return [
         *_secrets_map(there, target),

@@ -1,6 +1,6 @@
 """Our parts of an Envoy as operations on what Envoy Gateway generates: JSON Patch, as its EnvoyPatchPolicy takes it.
 
-    patches(parts(settings), "tidegate/tidegate/http") -> (name of a policy, its operations), ...
+    patches(parts(settings), names, "llm.example.com", None) -> (name of a policy, its operations), ...
 
 One policy for each thing that is changed or added, so that none becomes larger than Kubernetes takes, and each has a
 status of its own. What is looked for is looked for by what it is (a router, a connection manager, the virtual host of a
@@ -34,12 +34,15 @@ _SAID_BY_POLICY = frozenset({"@type", "failure_mode_allow", "message_timeout", "
 """Fields of ext_proc that an EnvoyExtensionPolicy has set already."""
 
 
-def patches(ours: Parts, name: str, domain: str | None, admission: str | None) -> Iterator[tuple[str, list[Data]]]:
-    """name: Envoy Gateway's for the listener and its routes. domain: of the virtual host; any where it is None.
+def patches(
+    ours: Parts, names: tuple[str, str], domain: str | None, admission: str | None
+) -> Iterator[tuple[str, list[Data]]]:
+    """names: Envoy Gateway's for the listener and for its routes. domain: of the virtual host; any where it is None.
     admission: name of an ext_proc filter that a policy has made; None where it is to be added.
     """
-    yield "tidegate-listener", [_patch(_LISTENER, name, each) for each in _listener(ours, admission)]
-    yield "tidegate-routes", [_patch(_ROUTES, name, each) for each in _routes(ours, domain or "*", admission)]
+    listener_name, routes_name = names
+    yield "tidegate-listener", [_patch(_LISTENER, listener_name, each) for each in _listener(ours, admission)]
+    yield "tidegate-routes", [_patch(_ROUTES, routes_name, each) for each in _routes(ours, domain or "*", admission)]
     for cluster in ours.clusters:
         yield f"tidegate-cluster-{_plain(cluster['name'])}", [_whole(_CLUSTER, cluster)]
     for listener in ours.listeners:
