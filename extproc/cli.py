@@ -216,6 +216,7 @@ def merge(
         save(text, output)
 
 
+@renders.command("k8s")
 @app.command()
 def k8s(
     config: Config = None,
@@ -225,14 +226,9 @@ def k8s(
 ) -> None:
     """Print the Kubernetes objects that belong to the config: Envoy and Tidegate in one pod, and what is around it."""
     from extproc.render import k8s  # noqa: PLC0415
-    from extproc.stack import fake_arguments  # noqa: PLC0415
 
     settings = _settings(config)
-    fakes = {
-        name: fake_arguments(name, upstream)
-        for name, upstream in settings.upstreams.items()
-        if upstream.provider == "fake" and upstream.host in ("127.0.0.1", "localhost")
-    }
+    fakes = _fakes(settings)
     if write is None:
         beside = k8s.sidecar(settings, fakes) if sidecar else None
         documents = [beside.config, beside.patch] if beside else k8s.objects(settings, fakes)
@@ -242,6 +238,47 @@ def k8s(
         file = write / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, "utf-8")
+
+
+@renders.command("envoy-gateway")
+def render_envoy_gateway(
+    config: Config = None,
+    *,
+    namespace: Annotated[str, typer.Option(help="Of the Gateway, and of Tidegate.")] = "tidegate",
+    gateway: Annotated[
+        str | None, typer.Option(help="A Gateway that is there; otherwise one is printed, called tidegate.")
+    ] = None,
+    listener: Annotated[str, typer.Option(help="The Gateway's listener that callers reach.")] = "http",
+    hostname: Annotated[str | None, typer.Option(help="Host name whose LLM paths are taken; any without.")] = None,
+    gateway_class: Annotated[str, typer.Option(help="Class of a Gateway that is printed.")] = "eg",
+    system: Annotated[
+        str, typer.Option(help="Namespace in which Envoy Gateway runs its Envoys.")
+    ] = "envoy-gateway-system",
+    extension_policy: Annotated[
+        bool, typer.Option("--extension-policy", help="Let an EnvoyExtensionPolicy make the ext_proc filter.")
+    ] = False,
+    xds_listener: Annotated[
+        str | None, typer.Option(help="Envoy Gateway's name for the listener: namespace/gateway/listener without.")
+    ] = None,
+    xds_routes: Annotated[str | None, typer.Option(help="Its name for the listener's routes: the same.")] = None,
+) -> None:
+    """Print what lets the Envoys of an Envoy Gateway ask Tidegate: a Gateway, a route, policies and patches."""
+    from extproc.render import k8s  # noqa: PLC0415
+
+    target = k8s.Target(
+        namespace=namespace,
+        gateway=gateway or "tidegate",
+        listener=listener,
+        hostname=hostname,
+        existing=gateway is not None,
+        gateway_class=gateway_class,
+        system=system,
+        extension_policy=extension_policy,
+        xds_listener=xds_listener,
+        xds_routes=xds_routes,
+    )
+    settings = _settings(config)
+    typer.echo(k8s.envoy_gateway_yaml(settings, target, _fakes(settings)), nl=False)
 
 
 @app.command()
@@ -527,6 +564,17 @@ def session(
         typer.echo(error, err=True)
         raise typer.Exit(1) from None
     typer.echo(told(known))
+
+
+def _fakes(settings: Settings) -> dict[str, list[str]]:
+    """The demo's providers that run in Tidegate's pod, and their arguments."""
+    from extproc.stack import fake_arguments  # noqa: PLC0415
+
+    return {
+        name: fake_arguments(name, upstream)
+        for name, upstream in settings.upstreams.items()
+        if upstream.provider == "fake" and upstream.host in ("127.0.0.1", "localhost")
+    }
 
 
 def _settings(config: Path | None) -> Settings:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from extproc.cli import app
 from extproc.render import k8s
 from extproc.render.envoy import RenderError, validate
 from extproc.render.parts import parts
@@ -24,6 +27,14 @@ SERVICES = {"tidegate:10000": 10000, "tidegate-headless:10003": 10003}
 NAME = "tidegate/tidegate/http"
 FORMS = [k8s.Target(), k8s.Target(extension_policy=True)]
 PROFILES = ["native", "classic"]
+
+
+@pytest.fixture(autouse=True)
+def _the_demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nobody overrides it, and there is no config beside the command."""
+    for name in [name for name in os.environ if name.startswith("TIDEGATE")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
 
 
 def default(profile: str = "native") -> Settings:
@@ -280,3 +291,42 @@ def test_fifty_upstreams_fit_into_what_kubernetes_takes() -> None:
     raw = {"upstreams": upstreams, "routes": [{**route, "acknowledge_unowned": True} for route in routes]}
     documents = k8s.envoy_gateway(parse(yaml.safe_dump(raw), "file", {}))
     assert max(len(json.dumps(each)) for each in documents) < 1_000_000
+
+
+# ------------------------------------------------------------------------------------------- the command
+
+
+def printed(*words: str) -> str:
+    done = CliRunner().invoke(app, ["render", "envoy-gateway", *words])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_the_command_prints_what_is_to_be_applied(tmp_path: Path) -> None:
+    """Begun by what has to be known; options say where."""
+    text = printed()
+    assert list(yaml.safe_load_all(text)) == demo()
+    assert text.startswith("# Rendered by Tidegate")
+    assert "enableEnvoyPatchPolicy: true" in text
+    told = printed("--gateway", "edge", "--namespace", "llm", "--listener", "web", "--xds-listener", "tcp-80",
+                   "--xds-routes", "http-80", "--extension-policy")  # fmt: skip
+    documents = list(yaml.safe_load_all(told))
+    assert [each["kind"] for each in documents if each["kind"].startswith("Gateway")] == []
+    assert "is there already" in told
+    assert len(eg_model.of_kind(documents, "EnvoyExtensionPolicy")) == 1
+    names = {
+        each["metadata"]["name"]: each["spec"]["jsonPatches"][0]["name"]
+        for each in eg_model.of_kind(documents, "EnvoyPatchPolicy")
+    }
+    assert (names["tidegate-listener"], names["tidegate-routes"]) == ("tcp-80", "http-80")
+    config = tmp_path / "tidegate.yaml"
+    config.write_text(yaml.safe_dump(with_files().model_dump(mode="json", exclude_unset=True)), "utf-8")
+    assert "--namespace envs --from-file" in printed("--config", str(config), "--system", "envs").replace(
+        " \\\n#    ", ""
+    )
+
+
+def test_the_k8s_command_has_a_second_name() -> None:
+    runs = [CliRunner().invoke(app, words) for words in (["k8s"], ["render", "k8s"])]
+    assert [run.exit_code for run in runs] == [0, 0]
+    assert runs[0].stdout == runs[1].stdout

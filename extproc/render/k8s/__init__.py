@@ -10,8 +10,7 @@ Envoy and Tidegate are always in one pod. Tidegate is a native sidecar (an init 
 Envoy starts, and is ended only when Envoy has ended, so that no request meets an Envoy without it. `placed` says where
 things are in a pod, `pod` makes containers, `objects` what is around them, `tree` the files.
 
-Deliberately not here: patches of a mesh's own Envoys (see `istio`); a ServiceMonitor, as there is nothing yet that
-Prometheus could read; and keys, which are a Secret that nobody renders.
+Deliberately not here: patches of a mesh's own Envoys (see `istio`); and keys, which are a Secret that nobody renders.
 """
 
 from extproc.render.k8s.envoy_gateway import Target
@@ -20,10 +19,10 @@ from extproc.render.k8s.envoy_gateway import settings_there as envoy_gateway_set
 from extproc.render.k8s.objects import CLIENT_LABEL, headless_host, objects, own_host
 from extproc.render.k8s.placed import SDS_DIR, SECRET, SECRETS_DIR, TLS_DIR, needed_files, placed, tls_items
 from extproc.render.k8s.pod import Sidecar, sidecar
-from extproc.render.k8s.tree import files, secret_hint, to_yaml
+from extproc.render.k8s.tree import envoy_gateway_yaml, files, secret_hint, to_yaml
 
 __all__ = [
     "CLIENT_LABEL", "SDS_DIR", "SECRET", "SECRETS_DIR", "TLS_DIR", "Sidecar", "Target",
-    "envoy_gateway", "envoy_gateway_settings", "files", "headless_host", "needed_files", "objects", "own_host",
-    "placed", "secret_hint", "sidecar", "tls_items", "to_yaml",
+    "envoy_gateway", "envoy_gateway_settings", "envoy_gateway_yaml", "files", "headless_host", "needed_files",
+    "objects", "own_host", "placed", "secret_hint", "sidecar", "tls_items", "to_yaml",
 ]  # fmt: skip

@@ -47,7 +47,7 @@ from extproc.render.shape import Data
 from extproc.render.upstream import secret_files
 from extproc.settings import Settings, UpstreamSettings
 
-__all__ = ["POLICY", "Target", "objects", "settings_there"]
+__all__ = ["POLICY", "Target", "about", "objects", "settings_there"]
 
 _GATEWAY_API = "gateway.networking.k8s.io"
 _POLICIES = "gateway.envoyproxy.io"
@@ -63,10 +63,10 @@ _STREAMS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where it is attached. existing: the Gateway is there already. system: namespace of Envoy Gateway's Envoys.
+    """Where it is attached. existing: the Gateway is there. system: namespace of Envoy Gateway's Envoys.
 
-    xds_listener, xds_routes: what Envoy Gateway calls the listener's configuration and that of its routes, where it does
-    not follow its first scheme (namespace/gateway/listener for both).
+    xds_listener, xds_routes: what Envoy Gateway calls the listener's configuration and that of its routes, where it
+    does not follow its first scheme (namespace/gateway/listener for both).
     """
 
     namespace: str = NAMESPACE
@@ -108,6 +108,44 @@ def objects(settings: Settings, target: Target | None = None, fakes: Fakes | Non
         *(_extension(there, target) if target.extension_policy else ()),
         *patched,
     ]
+
+
+def about(settings: Settings, target: Target) -> str:
+    """What to know before it is applied, as comments."""
+    told = _ABOUT.format(namespace=target.namespace, needs=_NEEDS[settings.gateway.profile])
+    told += (_EXISTING if target.existing else "") + (_ADMISSION if target.extension_policy else "")
+    sources = "".join(
+        f" \\\n#     --from-file={entry}={file}" for entry, file in sorted(needed_files(settings).items())
+    )
+    return told + (_FILES.format(secret=SECRET, system=target.system, sources=sources) if sources else "")
+
+
+_ABOUT = """\
+# Rendered by Tidegate from its settings; change those, not this.
+#   tidegate render envoy-gateway ... | kubectl apply --server-side -f -    (too large for kubectl's own annotation)
+# Tidegate itself has to be there: `tidegate k8s`; or take overlays/envoy-gateway of `tidegate k8s --write` for both.
+# Envoy Gateway takes an EnvoyPatchPolicy only where its own configuration (ConfigMap envoy-gateway-config, or the
+# chart's value config.envoyGateway) says so:
+#   extensionApis: {{enableEnvoyPatchPolicy: true}}
+# {needs}
+# Whether all were taken: kubectl --namespace {namespace} get envoypatchpolicies. Until then LLM requests go by way of
+# the Envoy in Tidegate's own pod.
+"""
+_NEEDS = {
+    "native": "Profile native: an Envoy Gateway built for Envoy 1.40, and running it; others need profile classic.",
+    "classic": "Profile classic: an Envoy Gateway that runs Envoy 1.36 or newer.",
+}
+_EXISTING = """\
+# The Gateway is there already: its EnvoyProxy needs what the one below says (label, volumes, drainTimeout).
+"""
+_ADMISSION = """\
+# The ext_proc filter is made by an EnvoyExtensionPolicy, and patched where Envoy Gateway puts it: into http_filters of
+# the listener. Newer ones keep it in a filter_chain and do not take that patch; for them leave --extension-policy out.
+"""
+_FILES = """\
+# Envoy Gateway's Envoys need the same Secret as Tidegate's pod, in their namespace:
+#   kubectl create secret generic {secret} --namespace {system}{sources}
+"""
 
 
 def settings_there(settings: Settings, target: Target, fakes: Fakes) -> Settings:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from extproc.render.envoy import RenderError
+from extproc.render.k8s.envoy_gateway import Target, about
 from extproc.render.k8s.envoy_gateway import objects as envoy_gateway
 from extproc.render.k8s.istio_overlay import istio_overlay
 from extproc.render.k8s.objects import NAMESPACE, fakes_reached, kept_state, monitor, namespace, objects, replica_guard
@@ -15,18 +16,24 @@ from extproc.render.shape import Data
 from extproc.render.text import plain
 from extproc.settings import Settings
 
-__all__ = ["SIDECAR_LABEL", "files", "secret_hint", "to_yaml"]
+__all__ = ["SIDECAR_LABEL", "envoy_gateway_yaml", "files", "secret_hint", "to_yaml"]
 
 SIDECAR_LABEL = "tidegate/sidecar=true"
 """Which Deployments get the sidecar."""
 
 _HEADER = "# Rendered by Tidegate from its settings; change those, not this file.\n"
+_ENVOY_GATEWAY = "overlays/envoy-gateway"
 _KUSTOMIZE = "kustomize.config.k8s.io"
 
 
 def to_yaml(documents: Sequence[Data], settings: Settings) -> str:
     """All objects in one stream; it begins with how to make the Secret that it counts on."""
     return _HEADER + secret_hint(settings) + "---\n".join(plain(each) for each in documents)
+
+
+def envoy_gateway_yaml(settings: Settings, target: Target, fakes: Fakes | None = None) -> str:
+    """All objects for an Envoy Gateway in one stream; it begins with what to know of it."""
+    return about(settings, target) + "---\n".join(map(plain, envoy_gateway(settings, target, fakes)))
 
 
 def secret_hint(settings: Settings, in_namespace: str | None = None) -> str:
@@ -72,12 +79,14 @@ def files(settings: Settings, fakes: Fakes | None = None) -> dict[str, str]:
         **_envoy_gateway(settings, fakes or {}),
         **(_kept_state() if settings.service.replicas == 1 else {}),
     }
-    return {path: to_yaml(documents, settings) for path, documents in written.items()}
+    texts = {path: to_yaml(documents, settings) for path, documents in written.items()}
+    first = f"{_ENVOY_GATEWAY}/policies.yaml"
+    return {**texts, first: about(settings, Target()) + texts[first]} if first in texts else texts
 
 
 def _envoy_gateway(settings: Settings, fakes: Fakes) -> dict[str, list[Data]]:
     """The standalone gateway, and all that Envoys of an Envoy Gateway need of it; nothing where they cannot use it."""
-    folder = "overlays/envoy-gateway"
+    folder = _ENVOY_GATEWAY
     try:
         each = envoy_gateway(settings, None, fakes)
     except RenderError:
