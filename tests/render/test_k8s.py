@@ -268,7 +268,7 @@ def test_envoy_gateways_envoys_reach_tidegate_and_the_demos_providers() -> None:
     accepted([each for each in documents if each["kind"] not in CRDS])
     test_envoy_gateway.accepted([each for each in documents if each["kind"] in CRDS])
     kinds = {each["kind"] for each in documents}
-    assert kinds >= CRDS - {"Kustomization", "Component", "ServiceMonitor"} | {"Deployment", "Namespace"}
+    assert kinds >= {"Deployment", "Namespace", "Gateway", "HTTPRoute", "EnvoyProxy", "EnvoyPatchPolicy"}
     rule = one(documents, "NetworkPolicy")["spec"]["ingress"][1]
     assert rule["from"] == [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"tidegate/envoy": "true"}}}]
     labels = one(documents, "EnvoyProxy")["spec"]["provider"]["kubernetes"]["envoyDeployment"]["pod"]["labels"]
