@@ -77,13 +77,13 @@ def dump(data: dict[str, Any], header: str) -> str:
 
 
 def dig(data: Any, *path: str | int) -> Any:
-    """Follow keys and positions."""
+    """Follow keys and positions. What is written as null is not there, as it is to Envoy."""
     for step in path:
         if isinstance(step, int):
             data = data[step] if isinstance(data, list) and step < len(data) else None
         else:
             data = data.get(step) if isinstance(data, dict) else None
-    return data
+    return None if isinstance(data, Plain) and _tag_of(data) == _NULL else data
 
 
 # --------------------------------------------------------------------------------------------- reading

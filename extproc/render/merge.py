@@ -79,9 +79,7 @@ class _Target:
 
 def merge(existing: Kept, settings: Settings, listener: str | None = None, virtual_host: str | None = None) -> Merged:
     """Put the parts for `settings` into `existing`, which is changed. Names choose where there is a choice."""
-    static = existing.get("static_resources")
-    if not isinstance(static, dict):
-        raise RenderError(_without_static(existing))
+    static = _static(existing)
     emptied = list(_take_out(static))
     targets, notes = _targets(existing, static, listener, virtual_host)
     ours = parts(settings)
@@ -104,6 +102,37 @@ def merge(existing: Kept, settings: Settings, listener: str | None = None, virtu
 
 
 # ---------------------------------------------------------------------------------------------- finding
+
+
+def _static(existing: Data) -> Data:
+    if camel := next(_in_camel_case(existing), None):
+        raise RenderError(
+            f"{camel}: Envoy reads lowerCamelCase, too, but only snake_case can be merged into; write it so everywhere"
+        )
+    static = existing.get("static_resources")
+    if not isinstance(static, dict):
+        raise RenderError(_without_static(existing))
+    return static
+
+
+_CAMEL = frozenset({
+    "staticResources", "dynamicResources", "filterChains", "defaultFilterChain", "typedConfig", "httpFilters",
+    "upstreamLog", "accessLog", "accessLogOptions", "localReplyConfig", "routeConfig", "scopedRoutes", "virtualHosts",
+    "streamIdleTimeout", "delayedCloseTimeout", "requestTimeout", "caseSensitive", "pathSeparatedPrefix", "safeRegex",
+})  # fmt: skip
+"""Fields that are read or written here, as JSON has their names."""
+
+
+def _in_camel_case(value: Any, place: str = "") -> Iterator[str]:
+    """Places of such fields. One that is not seen would be written a second time, or a route of it passed over."""
+    if isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from _in_camel_case(inner, f"{place}[{i}]")
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            if key in _CAMEL:
+                yield f"{place}.{key}".lstrip(".")
+            yield from _in_camel_case(inner, f"{place}.{key}")
 
 
 def _targets(
@@ -207,18 +236,19 @@ def _take_out(static: Data) -> Iterator[tuple[Data, str]]:
     """Remove what an earlier merge put in; the fields that may be empty now, and were not before."""
     for label, listener in _listeners(static):
         for manager in _managers(label, listener):
-            yield from _take_out_of_manager(manager.config)
+            yield from _take_out_of_manager(manager)
     yield from _drop(static, "clusters", _is_our_cluster)
     yield from _drop(static, "secrets", lambda secret: str(dig(secret, "name")).startswith(f"{OWNER}:"))
     yield from _drop(static, "listeners", _is_named_ours)
 
 
-def _take_out_of_manager(manager: Data) -> Iterator[tuple[Data, str]]:
+def _take_out_of_manager(found: _Manager) -> Iterator[tuple[Data, str]]:
+    manager = found.config
     yield from _drop(manager, "http_filters", _is_named_ours)
     for item in dig(manager, "http_filters") or []:
         if isinstance(inner := dig(item, "typed_config"), dict):
             yield from _drop(inner, "upstream_log", _is_named_ours)
-    for host in dig(manager, "route_config", "virtual_hosts") or []:
+    for host in _list(dig(manager, "route_config") or {}, "virtual_hosts", f"{found.place}.route_config"):
         yield from _drop(host, "routes", _is_named_ours)
     if dropped := list(_drop(dig(manager, "local_reply_config") or {}, "mappers", _is_our_mapper)):
         yield from (*dropped, (manager, "local_reply_config"))
@@ -236,7 +266,7 @@ def _drop(container: Data, key: str, ours: Any) -> Iterator[tuple[Data, str]]:
 
 def _report_ends_only(manager: Data) -> Iterator[tuple[Data, str]]:
     """Undo what `_report_running` does, where it was done."""
-    options, logs = manager.get("access_log_options") or {}, manager["access_log"]
+    options, logs = dig(manager, "access_log_options") or {}, manager["access_log"]
     if options.get("access_log_flush_interval") == FLUSH and all(map(_tells_ends_only, logs)):
         del options["access_log_flush_interval"]
         logs[:] = map(_as_it_was, logs)
@@ -244,7 +274,7 @@ def _report_ends_only(manager: Data) -> Iterator[tuple[Data, str]]:
 
 
 def _tells_ends_only(log: Data) -> bool:
-    return _is_ends_only(log.get("filter")) or _is_ends_only(dig(log, "filter", "and_filter", "filters", 1))
+    return _is_ends_only(dig(log, "filter")) or _is_ends_only(dig(log, "filter", "and_filter", "filters", 1))
 
 
 def _is_ends_only(condition: Any) -> bool:
@@ -288,7 +318,9 @@ def _same_names(static: Data, ours: Parts) -> Iterator[str]:
 def _same_ports(existing: Data, static: Data, settings: Settings) -> Iterator[str]:
     taken = dict(_ports("admin", dig(existing, "admin", "address")))
     for label, listener in _listeners(static):
-        taken |= dict(_ports(f"listener {label}", dig(listener, "address")))
+        more = [dig(one, "address") for one in dig(listener, "additional_addresses") or []]
+        for address in (dig(listener, "address"), *more):
+            taken |= dict(_ports(f"listener {label}", address))
     host, _, port = settings.service.address.rpartition(":")
     wanted = {"gateway.probe_port": str(settings.gateway.probe_port)}
     if host.strip("[]") in _ANYWHERE:
@@ -320,7 +352,7 @@ def _fill_manager(manager: _Manager, ours: Parts) -> list[str]:
     if ours.access_log:
         _report_running(config, place)
         config["access_log"] += ours.access_log
-    replies = config.setdefault("local_reply_config", {})
+    replies = config["local_reply_config"] = dig(config, "local_reply_config") or {}
     replies["mappers"] = _like(replies.get("mappers"), [*ours.mappers, *_list(replies, "mappers", place)])
     before = [named(item) for item in filters[:-1]]
     asked = f"behind {', '.join(before)}, which are asked first, and before" if before else "before"
@@ -330,10 +362,10 @@ def _fill_manager(manager: _Manager, ours: Parts) -> list[str]:
 def _report_running(manager: Data, place: str) -> None:
     """Have running answers reported to Tidegate, and no line more in the logs that are there."""
     logs = _list(manager, "access_log", place)
-    options = manager.get("access_log_options") or {}
+    options = dig(manager, "access_log_options") or {}
     if not {"access_log_flush_interval"} & (options.keys() | manager.keys()):
         options["access_log_flush_interval"] = FLUSH
-        logs = _like(logs, [_like(log, {**log, "filter": _ends_only(log.get("filter"))}) for log in logs])
+        logs = _like(logs, [_like(log, {**log, "filter": _ends_only(dig(log, "filter"))}) for log in logs])
     manager["access_log"] = logs
     manager["access_log_options"] = options
 
@@ -354,12 +386,12 @@ def _fill_host(target: _Target, ours: Parts, settings: Settings) -> Iterator[str
 
 
 def _list(container: Data, key: str, place: str) -> list[Any]:
-    """A field that is a list, or absent."""
-    found = container.get(key)
-    if found is None or str(found) in ("", "~", "null"):
+    """A field that is a list of mappings, or absent."""
+    found = dig(container, key)
+    if found is None:
         return []
-    if not isinstance(found, list):
-        raise RenderError(f"{place}.{key}: expected a list")
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise RenderError(f"{place}.{key}: expected a list of mappings")
     return found
 
 

@@ -376,3 +376,48 @@ def test_json_is_merged_into_as_well(settings: Settings) -> None:
     config, _, written = done("plain.yaml", settings, text)
     assert config == done("plain.yaml", settings)[0]
     assert max(map(len, written.splitlines())) < 3000
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("static_resources", "staticResources", "staticResources"),
+        ("http_filters", "httpFilters", "typed_config.httpFilters"),
+        ("route_config", "routeConfig", "typed_config.routeConfig"),
+    ],
+)
+def test_fields_in_camel_case_are_refused(old: str, new: str, place: str, settings: Settings) -> None:
+    """Envoy reads both: one that is not seen would be written a second time, or its routes be passed over."""
+    with pytest.raises(RenderError, match=f"{place}: .* only snake_case can be merged into"):
+        merge(load(minimal().replace(old, new), "x"), settings)
+
+
+@pytest.mark.parametrize("field", ["local_reply_config", "access_log_options", "access_log"])
+@pytest.mark.parametrize("nothing", ["", "~", "null"])
+def test_what_is_written_as_nothing_is_not_there(field: str, nothing: str, settings: Settings) -> None:
+    """As Envoy reads it: the same comes of it as without the field."""
+    text = minimal().replace("          http_filters:", f"          {field}: {nothing}\n          http_filters:")
+    assert f"{field}: {nothing}\n" in text
+    written, without = (yaml.safe_load(dump(merge(load(one, "x"), settings).config, "")) for one in (text, minimal()))
+    assert written == without
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("{name: h, ", "h, {name: h, ", "route_config.virtual_hosts"),
+        ("routes: []", "routes: [x]", "virtual host h.routes"),
+        ("http_filters:", "access_log: [x]\n          http_filters:", "access_log"),
+    ],
+)
+def test_what_is_no_list_of_mappings_is_refused(old: str, new: str, place: str, settings: Settings) -> None:
+    """And where it is, is told."""
+    with pytest.raises(RenderError, match=rf"{place}: expected a list of mappings"):
+        merge(load(minimal().replace(old, new), "x"), settings)
+
+
+def test_every_address_of_a_listener_is_looked_at(settings: Settings) -> None:
+    """A port that is taken by one that was added is taken."""
+    more = "additional_addresses: [{address: {socket_address: {address: '::', port_value: 10002}}}]"
+    with pytest.raises(RenderError, match=r"gateway\.probe_port .* and listener a both want port 10002"):
+        merge(load(minimal(listener=f"name: a\n    {more}"), "x"), settings)
