@@ -138,16 +138,20 @@ class Reloading:
     async def reload(self, path: Path) -> bool:
         """Read the file and let it hold as far as that can be. False when it was refused."""
         try:
-            held, waiting = await asyncio.to_thread(self._read, path)
+            held, changes, waiting = await asyncio.to_thread(self._read, path)
         except SettingsError as error:
             self._refuse(error.problems)
             return False
-        changes = differences(self._holds, held)
+        except Exception as error:
+            log.exception("config could not be prepared")
+            self._refuse([f"{path}: cannot be prepared: {type(error).__name__}: {error}"])
+            return False
+        version = await asyncio.to_thread(version_of, held)
         if changes:
             await self._apply(held)
         self._holds = held
         told, news = self.told, [one for one in waiting if one not in self.told.waiting]
-        told.version, told.waiting, told.problems = version_of(held), waiting, []
+        told.version, told.waiting, told.problems = version, waiting, []
         told.applied, told.at = told.applied + 1, time.time()
         log.warning(
             "config %s holds: %s", told.version, "; ".join(map(str, changes)) or "nothing differs from what held"
@@ -172,10 +176,11 @@ class Reloading:
         self._asked.clear()
         return True
 
-    def _read(self, path: Path) -> tuple[Settings, list[Difference]]:
+    def _read(self, path: Path) -> tuple[Settings, list[Difference], list[Difference]]:
+        """What is to hold, what of it is new, and what has to wait."""
         held, waiting = follow(self._started, load(path))
         self._prepare(held)
-        return held, waiting
+        return held, differences(self._holds, held), waiting
 
     def _refuse(self, problems: list[str]) -> None:
         self.told.refused, self.told.at, self.told.problems = self.told.refused + 1, time.time(), problems

@@ -152,6 +152,22 @@ async def test_a_signal_reads_it_at_once(path: Path) -> None:
     running.cancel()
 
 
+async def test_a_mistake_of_ours_refuses_the_file_and_does_not_end_the_service(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as nothing was changed yet."""
+    bench = Bench(path)
+
+    def broken(_: Settings) -> None:
+        raise RuntimeError("no such vocabulary")
+
+    monkeypatch.setattr(bench.reloading, "_prepare", broken)
+    written(path, observe=0.5)
+    assert not await bench.reloading.reload(path)
+    assert bench.held == []
+    assert bench.reloading.told.problems == [f"{path}: cannot be prepared: RuntimeError: no such vocabulary"]
+
+
 async def test_what_changed_while_it_started_is_not_missed(path: Path) -> None:
     """The file is compared with what it was started with."""
     bench = Bench(path)
