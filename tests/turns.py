@@ -12,7 +12,7 @@ __all__ = ["Turns", "turn_of"]
 TOGETHER = (
     ("test_pacing", "test_lanes"), ("test_engines", "test_overload", "test_duplicates"), ("test_breaker",),
     ("test_pods",), ("test_doctor",), ("test_bad_days",), ("test_lifecycle",), ("test_quotas",), ("test_stack",),
-    ("test_failover",), ("test_refusals",), ("test_merged",), ("test_settlement",),
+    ("test_failover",), ("test_refusals",), ("test_merged",), ("test_mesh",), ("test_settlement",),
 )  # fmt: skip
 """Files that one worker does one after another, and all that take most of a minute or more. The longest come first: one
 of them begun last would run alone while the other workers have nothing to do. The first two have the crowds: more of

@@ -16,6 +16,7 @@ __all__ = ["for_istio"]
 
 _KEYS = "tidegate-sds"
 """The ConfigMap that tells Envoy where the keys are."""
+_TIDEGATES = ("cert_file", "key_file", "client_ca_file")
 _ABOUT = """\
 # Rendered by Tidegate from its settings; change those, not this. {}
 #   tidegate render istio ... | kubectl apply --server-side -f -      (it is too large for kubectl's own annotation)
@@ -23,7 +24,7 @@ _ABOUT = """\
 """
 _PROXIES = {
     "native": "It takes Envoy 1.39 or newer, and an istiod as new.",
-    "classic": "It takes no Envoy newer than the one of any Istio that is supported.",
+    "classic": "It takes Envoys before 1.39, too.",
 }
 _LET_IN = """\
 # Its NetworkPolicy lets in pods with the label {}: "true"; the patched pods need it.
@@ -74,8 +75,14 @@ def for_istio(
     about = _ABOUT.format(_PROXIES[settings.gateway.profile]) + (
         "" if target.beside else _LET_IN.format(k8s.CLIENT_LABEL)
     )
-    needed = k8s.secret_hint(settings, namespace) + "".join(_mounted(settings, keys))
+    needed = k8s.secret_hint(settings, namespace, _tidegates(settings)) + "".join(_mounted(settings, keys))
     return about + needed + "---\n".join(map(plain, documents))
+
+
+def _tidegates(settings: Settings) -> frozenset[str]:
+    """Entries of the Secret that only Tidegate reads: by what it proves itself, and by whom it knows Envoys."""
+    items = k8s.tls_items(settings.service)
+    return frozenset(item["key"] for item in items if item["path"] in _TIDEGATES)
 
 
 def _service(settings: Settings) -> str:
@@ -95,9 +102,10 @@ def _is_nowhere(host: str) -> bool:
 
 def _mounted(settings: Settings, keys: Data) -> Iterator[str]:
     there: list[tuple[str, Data, str]] = []
-    if k8s.needed_files(settings):
+    tls = [item for item in k8s.tls_items(settings.service) if item["key"] not in _tidegates(settings)]
+    if k8s.needed_files(settings).keys() - _tidegates(settings):
         there.append(("tidegate-files", {"secret": {"secretName": k8s.SECRET}}, k8s.SECRETS_DIR))
-    if tls := k8s.tls_items(settings.service):
+    if tls:
         there.append(("tidegate-tls", {"secret": {"secretName": k8s.SECRET, "items": tls}}, k8s.TLS_DIR))
     if keys:
         there.append((_KEYS, {"configMap": {"name": _KEYS}}, k8s.SDS_DIR))

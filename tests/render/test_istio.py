@@ -126,10 +126,15 @@ def test_the_schema_would_tell_of_a_time_that_istio_refuses() -> None:
 @pytest.mark.parametrize(
     "more", [{}, {"alone": True}, {"proxy_version": r"^1\.3[1-9]"}, {"service": "127.0.0.1:10003"}]
 )
-def test_istio_takes_what_is_rendered(kind: str, more: Data) -> None:
-    """And every patch finds its place in a proxy as it should be."""
-    done = patched(mesh(kind), filters_of(rendered(CASES[kind][0], **more)), proxy(kind))
+@pytest.mark.parametrize("profile", ["native", "classic"])
+def test_istio_takes_what_is_rendered(kind: str, more: Data, profile: str) -> None:
+    """And every patch finds its place in a proxy as it should be; the classic profile's gates are there, too."""
+    settings = settings_of(gateway={"profile": profile})
+    done = patched(mesh(kind), filters_of(rendered(CASES[kind][0], settings, **more)), proxy(kind))
     assert done.idle == []
+    added = [each["name"] for each in done.config["static_resources"]["listeners"] if "tidegate." in each["name"]]
+    gates = [f"tidegate.gate.{name}" for name in settings.upstreams] if profile == "classic" else []
+    assert added == [*(["tidegate.probe"] if "service" in more else []), *gates]
 
 
 # -------------------------------------------------------------------------------------------- istiod's rules
@@ -318,9 +323,9 @@ def test_a_host_that_is_not_there_keeps_its_own_route() -> None:
     assert hosts_of(manager_of(done.config, 8080)) == hosts_of(manager_of(mesh("gateway"), 8080))
 
 
-@pytest.mark.parametrize("kind", CASES)
-def test_envoy_accepts_what_comes_out(kind: str, tmp_path: Path) -> None:
-    """With keys, a CA and verified tokens, mounted where the rendered text says."""
+@pytest.mark.parametrize(("kind", "profile"), [("gateway", "native"), ("sidecar", "native"), ("gateway", "classic")])
+def test_envoy_accepts_what_comes_out(kind: str, profile: str, tmp_path: Path) -> None:
+    """With keys, CAs, TLS to Tidegate and verified tokens, mounted where the rendered text says."""
     files = {name: str(tmp_path / name) for name in ("key", "ca", "jwks")}
     for file in files.values():
         Path(file).write_text("x", "utf-8")
@@ -337,6 +342,8 @@ def test_envoy_accepts_what_comes_out(kind: str, tmp_path: Path) -> None:
         },
         identity={"tenant": ["jwt:team"], "jwt": {"jwks_file": files["jwks"]}},
         other_endpoints="vendor",
+        gateway={"profile": profile},
+        service={"tls": dict.fromkeys(("cert_file", "key_file", "ca_file"), files["ca"])},
     )
     documents = rendered(CASES[kind][0], settings, alone=kind == "gateway")
     done = patched(mesh(kind), filters_of(documents), proxy(kind))
@@ -346,11 +353,13 @@ def test_envoy_accepts_what_comes_out(kind: str, tmp_path: Path) -> None:
     pod = tmp_path / "pod"
     (pod / "config" / "sds").mkdir(parents=True)
     (pod / "files").mkdir()
+    (pod / "tls").mkdir()
     for name, text in documents[0]["data"].items():
         (pod / "config" / "sds" / name).write_text(text.replace("/etc/tidegate", str(pod)), "utf-8")
     authority = Path(certifi.where()).read_text("utf-8")
     keys = {"keys": [{"kty": "oct", "k": "c2VjcmV0", "alg": "HS256", "kid": "a"}]}
     mounted = {"vendor.key": "sk", "own.ca": authority, "jwks.json": json.dumps(keys)}
+    (pod / "tls" / "ca_file").write_text(authority, "utf-8")
     for name, text in mounted.items():
         (pod / "files" / name).write_text(text, "utf-8")
     validate(yaml.safe_dump(done.config, sort_keys=False).replace("/etc/tidegate", str(pod)))
@@ -389,6 +398,17 @@ def test_files_are_named_and_never_told() -> None:
     assert [mount["mountPath"] for mount in mounts] == ["/etc/tidegate/files", "/etc/tidegate/config/sds"]
     assert yaml.safe_load(text.split("---")[0])["metadata"] == {"name": "tidegate-sds", "namespace": "apps"}
     assert "Mount" not in for_istio(settings_of(), **SIDECAR)
+
+
+def test_what_only_tidegate_reads_is_not_given_to_proxies() -> None:
+    """Its own certificate's key stays in its own pod."""
+    named = {key: f"/home/{key}" for key in ("cert_file", "key_file", "ca_file")}
+    named |= {key: f"/home/{key}" for key in ("client_ca_file", "client_cert_file", "client_key_file")}
+    text = for_istio(settings_of(service={"tls": named}), **SIDECAR)
+    for key in named:
+        assert (f"--from-file=_service.{key}=" in text) is (key in ("ca_file", "client_cert_file", "client_key_file"))
+    assert "/etc/tidegate/tls/key_file" not in text
+    assert '"mountPath": "/etc/tidegate/tls"' in text
 
 
 def test_many_upstreams_are_in_several_objects() -> None:

@@ -36,9 +36,9 @@ def envoy_gateway_yaml(settings: Settings, target: Target, fakes: Fakes | None =
     return about(settings, target) + "---\n".join(map(plain, envoy_gateway(settings, target, fakes)))
 
 
-def secret_hint(settings: Settings, in_namespace: str | None = None) -> str:
-    """The command that makes the Secret, as a comment; empty where no file is needed."""
-    needed = needed_files(settings)
+def secret_hint(settings: Settings, in_namespace: str | None = None, without: frozenset[str] = frozenset()) -> str:
+    """The command that makes the Secret, as a comment; empty where no file is needed. without: entries to leave out."""
+    needed = {entry: file for entry, file in needed_files(settings).items() if entry not in without}
     if not needed:
         return ""
     sources = "".join(f" \\\n#     --from-file={entry}={file}" for entry, file in sorted(needed.items()))
