@@ -125,7 +125,9 @@ class Pod:
             data |= {key: self._repacked(text) for key, text in config.get("binaryData", {}).items()}
             entries = {item["path"]: data[item["key"]] for item in volume["configMap"]["items"]}
         else:
-            entries = {key: text.encode() for key, text in self.secrets[volume["secret"]["secretName"]].items()}
+            secret = self.secrets[volume["secret"]["secretName"]]
+            items = volume["secret"].get("items") or [{"key": key, "path": key} for key in secret]
+            entries = {item["path"]: secret[item["key"]].encode() for item in items}
         for path, content in entries.items():
             file = place / "..1" / path
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ import pytest
 from extproc.render import k8s
 from extproc.settings import Settings
 from extproc.stack import Stack, free_ports
+from tests.certificates import Mounted, tls_of
 from tests.e2e.conftest import chat, settings_for
 from tests.e2e.doubles import CHAT, Upstream, until
 from tests.e2e.pods import Pod
@@ -166,12 +167,16 @@ async def test_a_pod_is_replaced_under_load_and_nobody_notices(
 
 
 def test_a_pod_writes_nothing_but_its_state(provider: Stack, open_folder: Path, pods: Callable[[Pod], Pod]) -> None:
-    """Its root is read-only, it has no rights and is nobody, and it works. No file is open for writing but the log,
-    which is a pipe in a cluster; and what is left at the end is the levels.
+    """Its root is read-only, it has no rights and is nobody, and it works, with mutual TLS inside and probes that know
+    none. No file is open for writing but the log, which is a pipe in a cluster; and what is left is the levels.
     """
     upstreams = {"vendor": provider.settings.upstreams["vendor"].model_dump(mode="json", exclude_unset=True)}
-    settings, pod = gateway(open_folder / "pod", upstreams=upstreams)
+    tls = {**tls_of(Mounted(open_folder / "own", "tidegate.svc")), "server_name": "tidegate.svc"}
+    service = {"tls": tls, "health": f"127.0.0.1:{free_ports(1)[0]}"}
+    settings, pod = gateway(open_folder / "pod", upstreams=upstreams, service=service)
     pods(pod)
+    assert pod.ready()
+    assert pod.alive()
     url = f"http://127.0.0.1:{settings.gateway.port}{CHAT}"
     assert HTTP.post(url, json=chat()).status_code == 200
     logs = {str(open_folder / "pod" / f"{name}.log") for name in ("envoy", "tidegate")}
