@@ -18,7 +18,7 @@ from extproc.render.names import FLAGS_HEADER, GATE_HEADER, ROUTE, SERVICE_CLUST
 from extproc.render.shape import Data, extension, seconds, source, typed
 from extproc.settings import FloodSettings, JwtSettings, Settings
 
-__all__ = ["ADMISSION", "TAIL_FILTER", "http_filters", "local_rate_limit", "pass_through", "router"]
+__all__ = ["ADMISSION", "TAIL_FILTER", "http_filters", "local_rate_limit", "processing_mode", "router"]
 
 EXHAUSTED = "upstreams_exhausted"
 """Response code details of a request whose last upstream failed by its own answer."""
@@ -190,30 +190,22 @@ def _admission(settings: Settings) -> Data:
         message_timeout=seconds(settings.gateway.message_timeout_s),
         max_message_timeout=seconds(settings.max_message_timeout_s),
         mutation_rules={"allow_envoy": True},
-        processing_mode=processing_mode("BUFFERED", _shown(settings)),
+        processing_mode=processing_mode("BUFFERED"),
         metadata_options=namespaces,
         **({"response_attributes": list(_ABOUT_ANSWERS), "allow_mode_override": True} if classic else {}),
     )
 
 
-def _shown(settings: Settings) -> str:
-    """Whether admission is shown the headers of an answer. It asks for the body itself, where it has to read that."""
-    return "SEND" if settings.gateway.profile == "classic" else "SKIP"
+def processing_mode(body: str) -> Data:
+    """What admission is shown of a request, and that it is shown nothing of the answer but its end.
 
-
-def pass_through(settings: Settings) -> Data:
-    """Fields of a route whose requests are decided upon by their headers: uploads are not kept in memory."""
-    kind = "envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
-    return {ADMISSION: typed(kind, overrides={"processing_mode": processing_mode("NONE", _shown(settings))})}
-
-
-def processing_mode(body: str, answer: str = "SKIP") -> Data:
-    """What admission is shown of a request, of the head of its answer, and of the rest: nothing but the end."""
+    In the classic profile admission asks for more where it lets a request go.
+    """
     return {
         "request_header_mode": "SEND",
         "request_body_mode": body,
         "request_trailer_mode": "SKIP",
-        "response_header_mode": answer,
+        "response_header_mode": "SKIP",
         "response_body_mode": "NONE",
         "response_trailer_mode": "SEND",
     }

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from extproc.core.request import Dialect
-from extproc.render.filters import TAIL_FILTER, pass_through
+from extproc.render.filters import ADMISSION, TAIL_FILTER, processing_mode
 from extproc.render.names import (
     ERROR_HEADER,
     GATE_HEADER,
@@ -88,13 +88,13 @@ def _admitted(settings: Settings) -> Iterator[Data]:
         yield _forward(settings, kind, {**priced, "dynamic_metadata": told}, silence, others)
     yield {
         **_forward(settings, "other", {"prefix": "/", "dynamic_metadata": tickets}, idle, None),
-        "typed_per_filter_config": {**pass_through(settings), **_no_tail(settings)},
+        "typed_per_filter_config": {**_pass_through(), **_no_tail(settings)},
     }
 
 
 def _not_admitted(settings: Settings) -> Iterator[Data]:
     """The service is away, silent, or did not say go."""
-    unread = {"typed_per_filter_config": pass_through(settings)}
+    unread = {"typed_per_filter_config": _pass_through()}
     messages = {"path_separated_prefix": "/v1/messages"}
     for language, asked in LANGUAGES.items():
         headers = {"headers": asked} if asked else {}
@@ -173,6 +173,12 @@ def _told_to_callers(settings: Settings) -> list[Data]:
             headers[UPSTREAM_HEADER] = "%UPSTREAM_CLUSTER%"
         headers["x-tidegate-attempts"] = "%UPSTREAM_REQUEST_ATTEMPT_COUNT%"
     return [set_header(name, value) for name, value in headers.items()]
+
+
+def _pass_through() -> Data:
+    """Uploads are not kept in memory: admission decides by their headers."""
+    kind = "envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
+    return {ADMISSION: typed(kind, overrides={"processing_mode": processing_mode("NONE")})}
 
 
 def _no_tail(settings: Settings) -> Data:

@@ -19,7 +19,7 @@ from extproc.wire import codec
 from extproc.wire.pb.ext_proc_pb2 import BodyResponse, HeadersResponse, ProcessingMode, ProcessingRequest
 from extproc.wire.pb.ext_proc_pb2 import ProcessingResponse as Response
 
-__all__ = ["BODY_PASSES", "Shown", "body", "departure", "noted", "pass_head", "route", "shown"]
+__all__ = ["BODY_PASSES", "CONTINUE", "Shown", "body", "departure", "noted", "pass_head", "route", "shown"]
 
 CLUSTER = "x-tidegate-cluster"
 """Header that names the cluster a request goes to."""
@@ -77,9 +77,30 @@ class Shown:
     removed: tuple[str, ...] = ()
 
 
+def _asking(response: Response, body: ProcessingMode.BodySendMode) -> Response:
+    """Has the head of the answer shown, and its end.
+
+    Asked for request by request: where Envoy showed all answers, it would show those that it gives by itself, to a
+    flood or to what is no HTTP, and have dropped the latter before we let it go on.
+    """
+    mode, send = response.mode_override, ProcessingMode.HeaderSendMode.SEND
+    mode.request_header_mode = mode.response_header_mode = mode.response_trailer_mode = send
+    mode.request_trailer_mode = ProcessingMode.HeaderSendMode.SKIP
+    mode.request_body_mode = body
+    return response
+
+
+CONTINUE = _asking(
+    Response(request_headers=HeadersResponse()), ProcessingMode.BodySendMode.BUFFERED
+).SerializeToString()
+"""Lets the body of a request come. A word about the answer counts only in what is said to headers."""
+
+
 def departure(going: Departure, asked: str, now_ms: int) -> bytes:
     """The answer that lets a request go. now_ms: since the epoch."""
     response = codec.leaving(going, asked)
+    if asked == "request_headers":
+        _asking(response, ProcessingMode.BodySendMode.NONE)
     answer: HeadersResponse | BodyResponse = getattr(response, asked)
     headers = answer.response.header_mutation.set_headers
     codec.put(headers, CLUSTER, name_of(going.order))

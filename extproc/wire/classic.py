@@ -51,6 +51,8 @@ class Silence:
 class ClassicExchange(StreamExchange):
     """See the head of this file. `clock` gives seconds."""
 
+    _go_on = answers.CONTINUE
+
     def __init__(self, read: Read, write: Write, clock: Callable[[], float], silence: Silence) -> None:
         """Nothing is read before `head` is asked for."""
         super().__init__(read, write)

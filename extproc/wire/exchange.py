@@ -25,6 +25,9 @@ Write = Callable[[bytes], Awaitable[None]]
 class StreamExchange:
     """See ports.Exchange. `read` gives None at the end of the stream; either may raise Gone."""
 
+    _go_on = codec.CONTINUE
+    """What lets the body of a request come."""
+
     def __init__(self, read: Read, write: Write) -> None:
         """Nothing is read before `head` is asked for."""
         self._read = read
@@ -47,7 +50,7 @@ class StreamExchange:
         """See ports.Exchange."""
         if self._bodiless:
             return b""
-        await self._write(codec.CONTINUE)
+        await self._write(self._go_on)
         self._asked = ""
         return (await self._expect("request_body")).request_body.body
 
