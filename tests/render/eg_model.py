@@ -332,7 +332,8 @@ def bootstrap(made: Xds, port: int, admin_port: int) -> Data:
             continue
         listener["address"]["socket_address"] = {"address": "127.0.0.1", "port_value": port}
         manager = listener["default_filter_chain"]["filters"][0]["typed_config"]
-        manager["route_config"] = made.found[ROUTES][manager.pop("rds")["route_config_name"]]
+        routes = made.found[ROUTES][manager.pop("rds")["route_config_name"]]
+        manager["route_config"] = {**routes, "validate_clusters": False}  # as it is with RDS
     return {
         "node": {"id": "eg", "cluster": "eg"},
         "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": admin_port}}},

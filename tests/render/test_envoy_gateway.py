@@ -279,6 +279,17 @@ def test_patches_for_another_gateway_are_told_of() -> None:
         eg_model.patched(patched(documents), eg_model.of_kind(documents, "EnvoyPatchPolicy")[2:])
 
 
+@pytest.mark.parametrize("refused", ["tidegate-listener", "tidegate-routes", "tidegate-cluster-primary"])
+def test_envoy_takes_what_is_left_when_a_policy_is_refused(refused: str) -> None:
+    """Without filters nobody has a ticket, so routes refuse; without routes Tidegate's own Envoy is asked."""
+    documents = demo()
+    policies = eg_model.of_kind(documents, "EnvoyPatchPolicy")
+    taken = [each for each in policies if each["metadata"]["name"] != refused]
+    assert len(taken) == len(policies) - 1
+    made = eg_model.patched(generated(documents), taken)
+    validate(yaml.safe_dump(eg_model.bootstrap(made, 10080, 19000)))
+
+
 def test_probes_listen_in_tidegates_pod_only() -> None:
     """Whoever reaches that listener could spend the keys; Envoy Gateway's Envoys have no use for it."""
     assert "tidegate.probe" not in json.dumps(demo())
