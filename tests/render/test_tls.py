@@ -223,6 +223,10 @@ def test_envoys_of_envoy_gateway_have_them_too(files: Mounted) -> None:
         each for each in proxy["envoyDeployment"]["container"]["volumeMounts"] if each["name"] == "tidegate-tls"
     ]
     assert mount["mountPath"] == IN_POD
+    volumes = {each["name"]: each["secret"] for each in proxy["envoyDeployment"]["pod"]["volumes"] if "secret" in each}
+    assert {item["path"] for item in volumes["tidegate-tls"]["items"]} == {
+        "ca_file", "client_cert_file", "client_key_file",
+    }  # fmt: skip
     (told,) = [each["data"] for each in documents if each["kind"] == "ConfigMap"]
     assert f"{IN_POD}/client_key_file" in told["_service.certificate.json"]
     with pytest.raises(RenderError, match=r"^service\.tls: "):

@@ -35,10 +35,10 @@ from extproc.render.k8s.placed import (
     SECRET,
     SECRETS_DIR,
     TLS_DIR,
+    envoys_tls_items,
     is_loopback,
     needed_files,
     placed,
-    tls_items,
 )
 from extproc.render.k8s.pod import Fakes
 from extproc.render.names import ROUTE
@@ -192,7 +192,7 @@ def _proxy(settings: Settings, target: Target) -> Data:
     if needed_files(settings):
         volumes.append({"name": "tidegate-files", "secret": {"secretName": SECRET}})
         mounts.append({"name": "tidegate-files", "mountPath": SECRETS_DIR, "readOnly": True})
-    if tls := tls_items(settings.service):
+    if tls := envoys_tls_items(settings.service):
         volumes.append({"name": "tidegate-tls", "secret": {"secretName": SECRET, "items": tls}})
         mounts.append({"name": "tidegate-tls", "mountPath": TLS_DIR, "readOnly": True})
     if secret_files(settings):

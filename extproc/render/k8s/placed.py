@@ -20,7 +20,7 @@ from extproc.settings import ServiceSettings, Settings, UpstreamSettings
 
 __all__ = [
     "CONFIG_DIR", "METRICS_PORT", "NAME", "PACKED", "SDS", "SDS_DIR", "SECRET", "SECRETS_DIR", "STATE_DIR", "TLS_DIR",
-    "checksum", "config_items", "config_map", "is_loopback", "needed_files", "placed", "tls_items",
+    "checksum", "config_items", "config_map", "envoys_tls_items", "is_loopback", "needed_files", "placed", "tls_items",
 ]  # fmt: skip
 
 NAME = "tidegate"
@@ -170,6 +170,14 @@ def _tls(service: ServiceSettings) -> dict[str, Any]:
 def tls_items(service: ServiceSettings) -> list[Data]:
     """Entries of the Secret that are mounted for both, and under which path."""
     return [{"key": _tls_entry(key), "path": key} for key in service.tls.files] if service.tls else []
+
+
+def envoys_tls_items(service: ServiceSettings) -> list[Data]:
+    """Those of them that Envoys of elsewhere read."""
+    return [item for item in tls_items(service) if item["path"] in _ENVOYS]
+
+
+_ENVOYS = frozenset({"ca_file", "client_cert_file", "client_key_file"})
 
 
 def _tls_entry(key: str) -> str:
