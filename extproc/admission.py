@@ -153,12 +153,13 @@ class Admission:
         self.flights.follow(policy, grace_s)
         self.limiter.follow(policy.lanes.values(), policy.bounds, _owned(policy), self._tenant)
         self.breakers.follow(policy.upstreams.values())
-        counters = store | own
-        retired = ({*former} | gone) - counters.keys() - {*self._durable}
-        self._retired = {key: at for key, at in self._retired.items() if key not in counters}
+        counters, told = store | own, self.pacing.follow(policy)
+        kept = counters.keys() | {tuning.key for tuning in told if isinstance(tuning, Adopt)}
+        retired = (({*former} | gone) - kept) & self.capacity.levels().keys()
+        self._retired = {key: at for key, at in self._retired.items() if key not in kept}
         self._retired |= dict.fromkeys(retired, now)
         adopted: list[Tuning] = [Adopt(key, counter) for key, counter in counters.items()]
-        await self.capacity.tune([*adopted, *map(Retire, retired), *self.pacing.follow(policy)])
+        await self.capacity.tune([*adopted, *map(Retire, retired), *told])
         self.limiter.kick()
         return policy
 

@@ -107,13 +107,12 @@ class Allowances:
         """The same for tenants that nobody listed."""
         counters, gone, others = Store(), set[str](), self._others
         rules = policy.any_tenant
-        if others is not None:
-            accounts = others.accounts
-            gone.update(key for account in accounts for key in account.keys)
-            if rules is not None:
-                for account in others.follow(rules, policy.tenants):
-                    counters |= account.counters(now, self._epoch_offset)
-                    account.declared = True
+        if others is not None and rules != self._policy.any_tenant:
+            gone.update(key for account in others.accounts for key in account.keys)
+        if others is not None and rules is not None:
+            for account in others.follow(rules, policy.tenants):
+                counters |= account.counters(now, self._epoch_offset)
+                account.declared = True
         if rules is None:
             self._others = None
         elif others is None:

@@ -472,6 +472,41 @@ def test_what_was_learned_stays() -> None:
     play(scenario)
 
 
+def test_limits_of_ours_give_way_to_learned_ones_and_come_back() -> None:
+    """Nothing is enforced that nobody says any more; what the provider then says is."""
+
+    async def scenario(_: VirtualLoop) -> None:
+        raw = changed("routes", [{"models": ["m"], "chain": ["b"], "acknowledge_unowned": True}])
+        bench = Bench(raw)
+        levels, key = bench.service.capacity.levels(), "upstream/b/*/total"
+        learning = changed("upstreams.b", {"provider": "openai", "url": "http://b", "learn": True}, raw)
+        await bench.reload(learning)
+        assert levels[key].shadow
+        caller = bench.send("told", told_s=None)
+        await a_moment(2)
+        assert bench.went == ["told"]
+        said = {"x-ratelimit-limit-tokens": "30000", "x-ratelimit-remaining-tokens": "29000"}
+        await caller.tell(headers=said, answered_s=0.5)
+        await a_moment(100)
+        assert key not in levels
+        caller = bench.send("again", told_s=None)
+        await a_moment(2)
+        await caller.tell(headers=said, answered_s=0.5)
+        bucket = levels[key]
+        assert isinstance(bucket, TokenBucket)
+        assert (bucket.rate, bucket.shadow) == (pytest.approx(475), False)
+        await bench.reload(learning)
+        assert (levels[key], bucket.rate, bucket.shadow) == (bucket, pytest.approx(475), False)
+        await bench.reload(raw)
+        assert (levels[key], bucket.rate) == (bucket, pytest.approx(475)), "ours is larger"
+        await a_moment(100)
+        assert levels[key] is bucket
+        await asyncio.gather(*bench.tasks)
+        await bench.stop()
+
+    play(scenario)
+
+
 def test_other_upstreams_are_not_followed() -> None:
     """Whoever calls for that has a bug."""
 

@@ -166,10 +166,12 @@ class Accounts:
         return account, gone
 
     def follow(self, anybody: Tenant, listed: Collection[str]) -> list[Account]:
-        """Go by other rules from now on; who is listed by now is nobody of these. Returns the others."""
-        self._anybody = account_of(anybody)
-        for name in [name for name in self._known if name in listed]:
+        """Go by other rules from now on; who is listed by now is nobody of these. Returns those that changed."""
+        for name in [name for name in listed if name in self._known]:
             del self._known[name]
+        if anybody == self._anybody.rules:
+            return []
+        self._anybody = account_of(anybody)
         found = list(self._known.values())
         for account in found:
             account.follow(replace(anybody, name=account.rules.name))

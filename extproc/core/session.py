@@ -153,8 +153,12 @@ class Sessions:
         found = []
         for tenant, sessions in self._of.items():
             limits = limits_of(tenant)
+            same: dict[int, bool] = {}  # nearly all have one and the same, and there may be very many
             for known in sessions.values():
-                if known.limits != limits:
+                former = known.limits
+                if (like := same.get(id(former))) is None:
+                    like = same[id(former)] = former == limits
+                if not like:
                     before = known.keys
                     known.follow(limits)
                     found.append((known, before))

@@ -387,6 +387,7 @@ def test_tenants_that_nobody_listed_follow_with_their_accounts() -> None:
     assert accounts.follow(Tenant("*", (), "", concurrency=2, tpm=7), {"two"}) == [first]
     assert (first.claims(3.0, None), first.rules.name) == (account_of(first.rules).claims(3.0, None), "one")
     assert [claim.key for claim in first.claims(3.0, None)] == ["tenant/one/slots", "tenant/one/total"]
+    assert accounts.follow(Tenant("*", (), "", concurrency=2, tpm=7), {"three"}) == [], "nothing differs"
     assert accounts.follow(Tenant("*", (), ""), ()) == [first]
     assert (first.keys, len(accounts)) == ((), 0)
 
