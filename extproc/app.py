@@ -93,6 +93,9 @@ class Service:
         self.lanes, self.limiter, self.flights = admission.lanes, admission.limiter, admission.flights
         self._executor = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokens")
         self._tickets = count(1)
+        chains = [route.chain for route in settings.routes]
+        # Envoy knows the orders of these chains until it starts anew, and so do we, whatever is reloaded.
+        self._cut = cutter(chains) if settings.gateway.profile == "classic" else None
         self.handler = self._handler()
         self.reloading = Reloading(settings, path, _preload, self._follow)
         self.server = _server(settings, self.handler, admission.hear)
@@ -233,7 +236,7 @@ class Service:
             retries=retries,
             outlook=outlook,
             slow=self.breakers.slow,
-            cut=cutter(route.chain for route in settings.routes) if settings.gateway.profile == "classic" else None,
+            cut=self._cut,
         )
         return reception, dispatch, wording, Examination(settings.longest_wait_s)
 

@@ -55,6 +55,9 @@ def test_time_left_is_told_to_upstreams_that_are_owned_only(gate: Gate) -> None:
     assert 1 <= int(seen["headers"]["x-request-timeout-ms"]) <= 9000
 
 
+@pytest.mark.native(
+    "whether the last attempt ends with the deadline is reckoned as if those before had taken their share"
+)
 def test_a_stream_that_fails_before_its_deadline_is_not_late(gate: Gate) -> None:
     """Its last attempt was refused, or had only its share of the time, when others had failed at once: that is told as
     what it is, and may be tried again.

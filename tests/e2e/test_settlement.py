@@ -165,13 +165,8 @@ OUTCOMES = {
 }
 
 
-OVERTAKEN = pytest.mark.native("a cut overtakes the events before it: they reach neither the caller nor the count")
-
-
 @pytest.mark.parametrize("accounting", ["actual", "upfront"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[OVERTAKEN] if name.startswith("cut") else []) for name in OUTCOMES]
-)
+@pytest.mark.parametrize("name", list(OUTCOMES))
 def test_every_end_has_its_price(stack: Stack, name: str, accounting: str) -> None:
     """What is refused costs nothing; what was accepted and did not get far costs its input, and the output seen; what
     was served costs what the upstream reports. One that charges up front gives nothing back of what it accepted. A
