@@ -244,13 +244,14 @@ def k8s(
 def render_envoy_gateway(
     config: Config = None,
     *,
-    namespace: Annotated[str, typer.Option(help="Of the Gateway, and of Tidegate.")] = "tidegate",
+    namespace: Annotated[str, typer.Option(help="Of the Gateway, and of what is printed.")] = "tidegate",
     gateway: Annotated[
         str | None, typer.Option(help="A Gateway that is there; otherwise one is printed, called tidegate.")
     ] = None,
     listener: Annotated[str, typer.Option(help="The Gateway's listener that callers reach.")] = "http",
     hostname: Annotated[str | None, typer.Option(help="Host name whose LLM paths are taken; any without.")] = None,
     gateway_class: Annotated[str, typer.Option(help="Class of a Gateway that is printed.")] = "eg",
+    tidegate: Annotated[str, typer.Option(help="Namespace of Tidegate.")] = "tidegate",
     system: Annotated[
         str, typer.Option(help="Namespace in which Envoy Gateway runs its Envoys.")
     ] = "envoy-gateway-system",
@@ -272,6 +273,7 @@ def render_envoy_gateway(
         hostname=hostname,
         existing=gateway is not None,
         gateway_class=gateway_class,
+        tidegate=tidegate,
         system=system,
         extension_policy=extension_policy,
         xds_listener=xds_listener,

@@ -22,7 +22,11 @@ from tests.render import eg_model
 from tests.render.eg_model import LISTENER, ROUTES, Data, NotAppliedError
 
 SCHEMAS = yaml.safe_load((Path(__file__).parent / "eg_schemas.yaml").read_text("utf-8"))
-API = {"Gateway": "gateway.networking.k8s.io/v1", "HTTPRoute": "gateway.networking.k8s.io/v1"}
+API = {
+    "Gateway": "gateway.networking.k8s.io/v1",
+    "HTTPRoute": "gateway.networking.k8s.io/v1",
+    "ReferenceGrant": "gateway.networking.k8s.io/v1beta1",
+}
 SERVICES = {"tidegate:10000": 10000, "tidegate-headless:10003": 10003}
 NAME = "tidegate/tidegate/http"
 FORMS = [k8s.Target(), k8s.Target(extension_policy=True)]
@@ -124,7 +128,7 @@ def test_attached_to_what_is_there() -> None:
     target = k8s.Target("ns", "gw", "web", "llm.example.com", existing=True)
     documents = demo(target)
     assert not [each for each in documents if each["kind"] == "Gateway"]
-    assert {each["metadata"]["namespace"] for each in documents} == {"ns"}
+    assert {each["metadata"]["namespace"] for each in documents if each["kind"] != "ReferenceGrant"} == {"ns"}
     route = the(documents, "HTTPRoute")
     assert route["parentRefs"] == [{"name": "gw", "sectionName": "web"}]
     assert route["hostnames"] == ["llm.example.com"]
@@ -135,6 +139,23 @@ def test_attached_to_what_is_there() -> None:
             assert whole or patch["name"] == "ns/gw/web"
     (text,) = {p["operation"]["jsonPath"] for p in the(documents, "EnvoyPatchPolicy", "tidegate-routes")["jsonPatches"]}
     assert "'llm.example.com'" in text
+
+
+def test_tidegate_may_be_in_another_namespace() -> None:
+    """Which allows that it is referred to; its own needs no leave."""
+    target = k8s.Target("ns", existing=True, extension_policy=True)
+    documents = demo(target)
+    (grant,) = [each for each in documents if each["kind"] == "ReferenceGrant"]
+    assert grant["metadata"]["namespace"] == "tidegate"
+    allowed = {(each["kind"], each["namespace"]) for each in grant["spec"]["from"]}
+    assert allowed == {("HTTPRoute", "ns"), ("EnvoyExtensionPolicy", "ns")}
+    (rule,) = the(documents, "HTTPRoute")["rules"]
+    (asked,) = the(documents, "EnvoyExtensionPolicy")["extProc"]
+    assert [each["namespace"] for each in (*rule["backendRefs"], *asked["backendRefs"])] == ["tidegate", "tidegate"]
+    assert "tidegate-headless.tidegate.svc" in json.dumps(documents)
+    beside = demo(k8s.Target("ns", tidegate="ns"))
+    assert not [each for each in beside if each["kind"] == "ReferenceGrant"]
+    assert "tidegate-headless.ns.svc" in json.dumps(beside)
 
 
 def test_the_knobs_say_what_the_settings_say() -> None:

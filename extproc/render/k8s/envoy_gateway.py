@@ -63,7 +63,8 @@ _STREAMS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where it is attached. existing: the Gateway is there. system: namespace of Envoy Gateway's Envoys.
+    """Where it is attached. existing: the Gateway is there. system: namespace of Envoy Gateway's Envoys;
+    tidegate: that of Tidegate; namespace: of all that is printed, which is the Gateway's.
 
     xds_listener, xds_routes: what Envoy Gateway calls the listener's configuration and that of its routes, where it
     does not follow its first scheme (namespace/gateway/listener for both).
@@ -76,6 +77,7 @@ class Target:
     existing: bool = False
     gateway_class: str = "eg"
     system: str = "envoy-gateway-system"
+    tidegate: str = NAMESPACE
     extension_policy: bool = False
     xds_listener: str | None = None
     xds_routes: str | None = None
@@ -102,6 +104,7 @@ def objects(settings: Settings, target: Target | None = None, fakes: Fakes | Non
         *_secrets_map(there, target),
         _proxy(there, target),
         *([] if target.existing else [_own_gateway(target)]),
+        *([_grant(target)] if _elsewhere(target) else []),
         _route(there, target),
         _client_policy(there, target),
         _backend_policy(there, target),
@@ -123,7 +126,8 @@ def about(settings: Settings, target: Target) -> str:
 _ABOUT = """\
 # Rendered by Tidegate from its settings; change those, not this.
 #   tidegate render envoy-gateway ... | kubectl apply --server-side -f -    (too large for kubectl's own annotation)
-# Tidegate itself has to be there: `tidegate k8s`; or take overlays/envoy-gateway of `tidegate k8s --write` for both.
+# Tidegate itself has to be there, and its NetworkPolicy has to let in Envoys of another namespace: as in
+# overlays/envoy-gateway of `tidegate k8s --write`, which has all of this, too.
 # Envoy Gateway takes an EnvoyPatchPolicy only where its own configuration (ConfigMap envoy-gateway-config, or the
 # chart's value config.envoyGateway) says so:
 #   extensionApis: {{enableEnvoyPatchPolicy: true}}
@@ -158,7 +162,7 @@ def settings_there(settings: Settings, target: Target, fakes: Fakes) -> Settings
     if settings.service.tls and target.extension_policy:
         raise RenderError("service.tls: an EnvoyExtensionPolicy cannot show a certificate; leave one of both out")
     there = placed(settings, sidecar=False)
-    host = f"{NAME}-headless.{target.namespace}.svc.cluster.local"
+    host = f"{NAME}-headless.{target.tidegate}.svc.cluster.local"
     upstreams = {name: _reached(name, upstream, host, fakes) for name, upstream in there.upstreams.items()}
     address = f"{host}:{there.service.address.rpartition(':')[2]}"
     service = there.service.model_copy(update={"address": address})
@@ -232,8 +236,25 @@ def _route(settings: Settings, target: Target) -> Data:
     paths = [{"path": {"type": "Exact", "value": path}} for path in LLM_PATHS]
     others = [path for path in paths_taken(settings) if path not in LLM_PATHS]
     paths += [{"path": {"type": "PathPrefix", "value": path}} for path in others]
-    rules = [{"matches": paths, "backendRefs": [{"name": NAME, "port": settings.gateway.port}]}]
+    backend = {"name": NAME, **_elsewhere(target), "port": settings.gateway.port}
+    rules = [{"matches": paths, "backendRefs": [backend]}]
     return _http_route(target, NAME, rules)
+
+
+def _elsewhere(target: Target) -> Data:
+    """What a reference to a Service says where that is in another namespace."""
+    return {} if target.tidegate == target.namespace else {"namespace": target.tidegate}
+
+
+def _grant(target: Target) -> Data:
+    """Tidegate's namespace allows those references."""
+    kinds = [(_GATEWAY_API, "HTTPRoute"), *([(_POLICIES, "EnvoyExtensionPolicy")] if target.extension_policy else [])]
+    spec = {
+        "from": [{"group": group, "kind": kind, "namespace": target.namespace} for group, kind in kinds],
+        "to": [{"group": "", "kind": "Service"}],
+    }
+    metadata = {"name": f"{NAME}-from-{target.namespace}", "namespace": target.tidegate}
+    return {"apiVersion": f"{_GATEWAY_API}/v1beta1", "kind": "ReferenceGrant", "metadata": metadata, "spec": spec}
 
 
 def _http_route(target: Target, name: str, rules: list[Data]) -> Data:
@@ -310,7 +331,9 @@ def _extension(settings: Settings, target: Target) -> Iterator[Data]:
     yield _http_route(target, _ADMISSION_ROUTE, [rule])
     port = int(settings.service.address.rpartition(":")[2])
     asked = {
-        "backendRefs": [{"group": "", "kind": "Service", "name": f"{NAME}-headless", "port": port}],
+        "backendRefs": [
+            {"group": "", "kind": "Service", "name": f"{NAME}-headless", **_elsewhere(target), "port": port}
+        ],
         "backendSettings": {"circuitBreaker": {"maxParallelRequests": _MANY, "maxPendingRequests": _MANY}},
         "messageTimeout": _duration(settings.gateway.message_timeout_s),
         "failOpen": True,
