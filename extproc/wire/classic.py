@@ -34,6 +34,8 @@ LEFT, STALLED, LATE = "downstream_remote_reset", "stream_idle_timeout", "upstrea
 """How a record says that the caller left; and that Envoy ended it, because nothing more came, or no answer in time."""
 TIMED_OUT, TOO_LATE = "response_timeout", 504
 """Details and status of the latter."""
+RUNNING_S = 5.0
+"""So often it is told that a stream goes on, as in the native profile."""
 ROUNDED_S = 0.002
 """Envoy is told whole milliseconds."""
 NEARLY = 0.9
@@ -53,12 +55,19 @@ class ClassicExchange(StreamExchange):
 
     _go_on = answers.CONTINUE
 
-    def __init__(self, read: Read, write: Write, clock: Callable[[], float], silence: Silence) -> None:
-        """Nothing is read before `head` is asked for."""
+    def __init__(
+        self,
+        read: Read,
+        write: Write,
+        clock: Callable[[], float],
+        silence: Silence,
+        running: Callable[[Record], None] = lambda _: None,
+    ) -> None:
+        """Nothing is read before `head` is asked for. running: hears now and then of a stream that goes on."""
         super().__init__(read, write)
-        self._clock, self._silence = clock, silence
+        self._clock, self._silence, self._running = clock, silence, running
         self._request_id = ""
-        self._arrived = self._left = self._heard = clock()
+        self._arrived = self._left = self._heard = self._told = clock()
         self._going: Departure | None = None
         self._shown: Shown | None = None
         self._answered: float | None = None
@@ -77,6 +86,7 @@ class ClassicExchange(StreamExchange):
     async def forward(self, departure: Departure) -> None:
         """See ports.Exchange."""
         self._going, self._left = departure, self._clock()
+        self._told = self._left
         await self._write(answers.departure(departure, self._asked, int(time.time() * 1000)))
         self._asked = ""
 
@@ -107,21 +117,25 @@ class ClassicExchange(StreamExchange):
 
     def final(self) -> Record | None:
         """How it ended; None for what never left, and for an answer that goes on without us."""
-        going, head, now = self._going, self._shown, self._clock()
+        going = self._going
         if going is None or (self._released and not self._whole):
             return None
         flags = self._ended_by()
         if self._tail is not None and not self._whole and self._is_over():
             self._tail.last_words()  # what it is lacking is noted at its end
+        return self._record(RecordKind.FINAL, going, flags, self._clock() - self._arrived)
+
+    def _record(self, kind: RecordKind, going: Departure, flags: set[str], duration_s: float) -> Record:
+        head = self._shown
         return Record(
-            kind=RecordKind.FINAL,
+            kind=kind,
             ticket=going.ticket,
             upstream=(head.upstream if head else "") or going.order[0],
             status=self._status(),
             flags=(head.flags if head else frozenset()) | flags,
             details=self._said[1] or (head.details if head else TIMED_OUT if self._timed_out() else ""),
             attempt=head.attempt if head else 0,
-            duration_s=now - self._arrived,
+            duration_s=duration_s,
             first_token_s=None if self._first is None else max(0.0, self._first - self._left),
             answered_s=None if self._answered is None else self._answered - self._arrived,
             request_id=self._request_id,
@@ -199,6 +213,9 @@ class ClassicExchange(StreamExchange):
         if ended:
             self._whole = True
             sent += self._tail.last_words()
+        elif self._going is not None and self._heard - self._told >= RUNNING_S:
+            self._told = self._heard
+            self._running(self._record(RecordKind.RUNNING, self._going, set(), 0.0))
         return answers.BODY_PASSES if sent == chunk else answers.body(sent)
 
     def _end(self) -> None:

@@ -142,7 +142,7 @@ class Server:
     def _exchange(self, read: Read, write: Write) -> StreamExchange:
         if self._classic is None:
             return StreamExchange(read, write)
-        return ClassicExchange(read, write, asyncio.get_running_loop().time, self._classic)
+        return ClassicExchange(read, write, asyncio.get_running_loop().time, self._classic, self._doubts.tell)
 
     async def stream_access_logs(self, messages: AsyncIterator[bytes], _: object) -> StreamAccessLogsResponse:
         """Envoy's access log: a stream per Envoy worker and log. Envoy never ends one; `stop` does, by cancellation."""

@@ -81,7 +81,10 @@ class Envoy:
         self.answers: list[ProcessingResponse] = []
         self.out = b""
         self.now = 100.0
-        self.exchange = ClassicExchange(self._read, self._write, lambda: self.now, Silence(5.0, 60.0))
+        self.running: list[Record] = []
+        self.exchange = ClassicExchange(
+            self._read, self._write, lambda: self.now, Silence(5.0, 60.0), self.running.append
+        )
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._asked: list[ProcessingRequest] = []
 
@@ -290,6 +293,21 @@ async def test_attempts_that_end_with_the_deadline_are_told_as_that(deadline_ms:
     data = answers.departure(Departure(**{**given, "deadline_ms": deadline_ms}), "request_body", 1)
     metadata = MessageToDict(ProcessingResponse.FromString(data).dynamic_metadata)["llm.route"]
     assert metadata.get("late", False) is late
+
+
+async def test_a_long_stream_is_told_of_while_it_goes_on() -> None:
+    """Every five seconds, when something comes: what its head said, and how long its first token took."""
+    envoy = Envoy()
+    await envoy.depart()
+    envoy.say(answer_message({**STREAM, "x-ratelimit-remaining-tokens": "7"}))
+    for _ in range(12):
+        envoy.now += 1.0
+        envoy.say(piece(WORD))
+        await settle()
+    assert [(r.kind, r.status, r.duration_s) for r in envoy.running] == [(RecordKind.RUNNING, 200, 0.0)] * 2
+    assert (envoy.running[0].first_token_s, envoy.running[0].tail["events"]) == (1.0, 5.0)
+    assert envoy.running[0].headers == {"x-ratelimit-remaining-tokens": "7"}
+    assert envoy.running[0].flags == frozenset()
 
 
 async def test_an_answer_that_did_not_come_in_time() -> None:
