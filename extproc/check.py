@@ -92,6 +92,9 @@ def _addresses(settings: Settings) -> Iterator[str]:
     service = settings.service
     if not service.console.startswith(":") and not _is_private(service.console):
         yield f"note: service.console: {service.console} can be reached from outside; whoever does may read and change"
+    gateway = settings.gateway
+    if gateway.metrics_port and not _is_private(f"{gateway.address}:{gateway.metrics_port}"):
+        yield f"note: gateway.metrics_port: {gateway.metrics_port} can be reached from outside, as gateway.address can"
     if service.tls:
         yield from (f"note: {line}" for line in rehearsal.soon_over(service.tls, service.server_name, time.time()))
         if not service.tls.client_ca_file:

@@ -24,9 +24,10 @@ def files(tmp_path: Path) -> Mounted:
     return Mounted(tmp_path / "mounted")
 
 
-def settings(upstream: dict[str, Any] | None = None, **service: Any) -> Settings:
-    """Settings with this `service` and this upstream."""
+def settings(upstream: dict[str, Any] | None = None, gateway: dict[str, Any] | None = None, **service: Any) -> Settings:
+    """Settings with this `service`, this `gateway` and this upstream."""
     raw = {
+        "gateway": gateway or {},
         "service": {"state_file": "/levels", **service},
         "upstreams": {"a": {"provider": "vllm", "url": "https://vllm:8443", "concurrency": 9, "owned": True}},
         "routes": [{"models": ["m"], "chain": ["a"]}],
@@ -126,6 +127,8 @@ def test_advice_names_what_others_can_reach(files: Mounted) -> None:
     assert list(advice(settings())) == list(advice(settings(address="unix:/run/tidegate.sock", console="[::1]:1")))
     for console in ("0.0.0.0:10004", "[::]:10004", "10.1.2.3:10004", "gateway.example:10004"):
         assert any(f"service.console: {console} can be reached" in line for line in advice(settings(console=console)))
+    seen = settings(gateway={"address": "0.0.0.0", "metrics_port": 10005})
+    assert any("gateway.metrics_port: 10005 can be reached" in line for line in advice(seen))
     told = list(advice(settings(address="0.0.0.0:10003")))
     assert "note: service.address: 0.0.0.0:10003 can be reached from outside, without service.tls" in told
     tls = tls_of(files)
