@@ -48,6 +48,9 @@ __all__ = ["Service", "run"]
 
 log = logging.getLogger("tidegate")
 
+LEAVE_S = 4.5
+"""After so long Envoy asks nobody who says that it leaves: two checks, a second apart, may take two seconds each."""
+
 
 def run(settings: Settings, path: Path | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then drain; follow the file at `path`, and read it again on SIGHUP. Blocks."""
@@ -79,7 +82,8 @@ class Service:
         self.policy = policy = settings.policy()
         self.clock = clock = asyncio.get_running_loop()
         self.tally = Tally()
-        self.process = secrets.token_hex(6)
+        rank = settings.service.rank
+        self.process = secrets.token_hex(6) if rank is None else f"{rank}-{secrets.token_hex(6)}"
         self.admission = admission = Admission(
             policy,
             clock,
@@ -129,9 +133,17 @@ class Service:
         self._engines = self._watch_engines()
 
     async def drain(self) -> None:
-        """Refuse newcomers and everybody in line; wait for running answers, at most drain_s."""
-        self.limiter.drain()
+        """Refuse newcomers and everybody in line; wait for running answers, at most drain_s.
+
+        Where there are others, Envoy is told first to ask them, and who came here before is served as ever.
+        """
         until = self.clock.time() + self.settings.service.drain_s
+        if self.settings.service.addresses:
+            self.server.leave()
+            await asyncio.sleep(min(LEAVE_S, self.settings.service.drain_s))
+            while (len(self.flights) or self.lanes.total.requests) and self.clock.time() < until:  # noqa: ASYNC110 - same
+                await asyncio.sleep(0.05)
+        self.limiter.drain()
         while len(self.flights) and self.clock.time() < until:  # noqa: ASYNC110 - a look now and then will do
             await asyncio.sleep(0.05)
 

@@ -41,7 +41,7 @@ def _is_machines_own(one: Difference) -> bool:
 
 
 def _what(name: str) -> str:
-    return "Tidegate itself" if name == SERVICE_CLUSTER else f"upstream {name}"
+    return "Tidegate itself" if name.startswith(SERVICE_CLUSTER) else f"upstream {name}"
 
 
 def _comparable(expected: Data, found: Data, running: Running) -> tuple[Data, Data]:

@@ -19,39 +19,59 @@ from extproc.render.names import (
     SERVICE_CLUSTER,
     STATUS_HEADER,
     WAIT_HEADER,
+    one_service,
 )
 from extproc.render.shape import Data, extension
+from extproc.settings import Settings
 
 __all__ = ["attempts", "outcomes"]
 
 _KIND = "envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig"
 
 
-def outcomes() -> Data:
-    """The log of the HTTP connection manager: how each request ended."""
+def outcomes(settings: Settings) -> list[Data]:
+    """The log of the HTTP connection manager: how each request ended, told to the Tidegate that let it go."""
     tags = {
         "ttft_us": "%COMMON_DURATION(US_TX_BEG:US_RX_BODY_BEG:us)%",
         "ticket": f"%DYNAMIC_METADATA({ROUTE}:ticket)%",
     }
-    return _log(OUTCOMES_LOG, tags, ["retry-after", LAST_RESORT_HEADER])
+    logs = _logs(settings, OUTCOMES_LOG, tags, ["retry-after", LAST_RESORT_HEADER])
+    if not settings.service.addresses:
+        return logs
+    return [{**log, "filter": _let_go_by(rank)} for rank, log in enumerate(logs)]
 
 
-def attempts(*also: str) -> Data:
-    """The log of the router: each attempt that failed. also: more response headers to tell."""
+def attempts(settings: Settings, *also: str) -> list[Data]:
+    """The log of the router: each attempt that failed. also: more response headers to tell. Of several Tidegates all
+    are told, for an attempt carries no ticket; breakers of others learn from it, too.
+    """
     failed = {"comparison": {"op": "GE", "value": {"default_value": 400, "runtime_key": "tidegate.attempts.from"}}}
     conditions = [{"status_code_filter": failed}, {"response_flag_filter": {}}]
-    log = _log(ATTEMPTS_LOG, {}, [ERROR_HEADER, STATUS_HEADER, WAIT_HEADER, *also, *sorted(NAMES)])
-    return {**log, "filter": {"or_filter": {"filters": conditions}}}
+    logs = _logs(settings, ATTEMPTS_LOG, {}, [ERROR_HEADER, STATUS_HEADER, WAIT_HEADER, *also, *sorted(NAMES)])
+    return [{**log, "filter": {"or_filter": {"filters": conditions}}} for log in logs]
 
 
-def _log(name: str, tags: dict[str, str], response_headers: list[str]) -> Data:
+def _let_go_by(rank: int) -> Data:
+    ticket = {"filter": ROUTE, "path": [{"key": "ticket"}], "value": {"string_match": {"prefix": f"{rank}-"}}}
+    return {"metadata_filter": {"matcher": ticket, "match_if_key_not_found": False}}
+
+
+def _logs(settings: Settings, name: str, tags: dict[str, str], response_headers: list[str]) -> list[Data]:
+    """One to the only Tidegate, or one to each."""
+    ranks = range(len(settings.service.addresses))
+    return [_log(f"{name}.{rank}", name, one_service(rank), tags, response_headers) for rank in ranks] or [
+        _log(name, name, SERVICE_CLUSTER, tags, response_headers)
+    ]
+
+
+def _log(called: str, name: str, cluster: str, tags: dict[str, str], response_headers: list[str]) -> Data:
     return extension(
-        f"tidegate.{name}",
+        f"tidegate.{called}",
         _KIND,
         common_config={
             "log_name": name,
             "transport_api_version": "V3",
-            "grpc_service": {"envoy_grpc": {"cluster_name": SERVICE_CLUSTER}},
+            "grpc_service": {"envoy_grpc": {"cluster_name": cluster}},
             "buffer_flush_interval": "0.020s",
             "buffer_size_bytes": 16384,
             "custom_tags": [{"tag": tag, "value": value} for tag, value in tags.items()],

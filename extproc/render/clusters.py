@@ -7,7 +7,7 @@ would turn an admitted request away. The default of three parallel retries would
 from __future__ import annotations
 
 from extproc.render.gates import gate_clusters
-from extproc.render.names import SERVICE_CLUSTER
+from extproc.render.names import SERVICE_CLUSTER, one_service
 from extproc.render.shape import HTTP_PROTOCOLS, Data, address, breakers, seconds, typed
 from extproc.render.tls import is_address, service_tls, upstream_tls
 from extproc.render.upstream import upstream_filters
@@ -25,7 +25,7 @@ def clusters(settings: Settings) -> list[Data]:
     return [
         *(_upstream(settings, name) for name in settings.upstreams),
         *(gate_clusters(settings) if settings.gateway.profile == "classic" else []),
-        _service(settings),
+        *_services(settings),
     ]
 
 
@@ -64,7 +64,14 @@ def _host_header(upstream: UpstreamSettings) -> str:
     return host if upstream.port == (443 if upstream.tls else 80) else f"{host}:{upstream.port}"
 
 
-def _service(settings: Settings) -> Data:
+def _services(settings: Settings) -> list[Data]:
+    """All Tidegates together, for admission; and each by itself where there are several."""
+    service = settings.service
+    each = [_service(settings, one_service(rank), where) for rank, where in enumerate(service.addresses)]
+    return [_service(settings, SERVICE_CLUSTER, *(service.addresses or (service.address,))), *each]
+
+
+def _service(settings: Settings, name: str, *addresses: str) -> Data:
     """Tidegate itself: admission, access logs and health on one connection.
 
     Nobody may wait for a hung service. New requests are refused after two failed checks: a lone unhealthy host is not
@@ -74,23 +81,13 @@ def _service(settings: Settings) -> Data:
     not to mind them (`grpc.http2.max_ping_strikes=0`), or it ends quiet connections, and with them what is held.
     """
     return {
-        "name": SERVICE_CLUSTER,
+        "name": name,
         "connect_timeout": "1s",
-        **_service_address(settings.service.address),
+        **_service_address(name, addresses),
         **service_tls(settings),
         "lb_policy": "LEAST_REQUEST",
         "circuit_breakers": breakers(),
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
-        "health_checks": [
-            {
-                "interval": "1s",
-                "timeout": "1s",
-                "no_traffic_interval": "1s",
-                "unhealthy_threshold": 2,
-                "healthy_threshold": 1,
-                "grpc_health_check": {},
-            }
-        ],
+        **(_health() if name == SERVICE_CLUSTER else {}),
         "typed_extension_protocol_options": {
             HTTP_PROTOCOLS: typed(
                 HTTP_PROTOCOLS,
@@ -102,13 +99,27 @@ def _service(settings: Settings) -> Data:
     }
 
 
-def _service_address(where: str) -> Data:
-    if where.startswith("unix:"):
-        pipe = {"pipe": {"path": where.removeprefix("unix:")}}
-        return {"type": "STATIC", "load_assignment": _endpoints(SERVICE_CLUSTER, {"address": pipe})}
-    host, _, port = where.rpartition(":")
-    endpoint = {"address": address(host.strip("[]"), int(port))}
-    return _where(host.strip("[]"), _endpoints(SERVICE_CLUSTER, endpoint))
+def _health() -> Data:
+    """Who is asked. One of several is told what it has let go whether it is known to be well again or not."""
+    check = {
+        "interval": "1s",
+        "timeout": "1s",
+        "no_traffic_interval": "1s",
+        "unhealthy_threshold": 2,
+        "healthy_threshold": 1,
+        "grpc_health_check": {},
+    }
+    return {"common_lb_config": {"healthy_panic_threshold": {"value": 0}}, "health_checks": [check]}
+
+
+def _service_address(name: str, addresses: tuple[str, ...]) -> Data:
+    if addresses[0].startswith("unix:"):
+        pipe = {"pipe": {"path": addresses[0].removeprefix("unix:")}}
+        return {"type": "STATIC", "load_assignment": _endpoints(name, {"address": pipe})}
+    places = [(host.strip("[]"), int(port)) for host, _, port in (one.rpartition(":") for one in addresses)]
+    ends = [{"endpoint": {"address": address(host, port)}} for host, port in places]
+    named = next((host for host, _ in places if not is_address(host)), places[0][0])
+    return _where(named, {"cluster_name": name, "endpoints": [{"lb_endpoints": ends}]})
 
 
 def _where(host: str, assignment: Data) -> Data:

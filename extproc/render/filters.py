@@ -48,7 +48,7 @@ def http_filters(settings: Settings) -> list[Data]:
         *([_hiding(settings), _final_failures(_FROM_GATE)] if classic else [_native_failures(), _tail()]),
         *([_jwt(settings.identity.jwt)] if settings.identity.jwt else []),
         _admission(settings),
-        router(upstream_log=[attempts(*([FLAGS_HEADER] if classic else []))]),
+        router(upstream_log=attempts(settings, *([FLAGS_HEADER] if classic else []))),
     ]
 
 

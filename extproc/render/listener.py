@@ -34,7 +34,7 @@ def listener(settings: Settings) -> Data:
         # reaches the service, which cannot take it either, and would seem to be away.
         http2_protocol_options={"initial_stream_window_size": max(_SMALLEST_WINDOW, gateway.max_body_bytes)},
         local_reply_config=local_replies(settings),
-        **({} if gateway.profile == "classic" else _outcomes()),
+        **({} if gateway.profile == "classic" else _outcomes(settings)),
         route_config=route_config(settings),
         http_filters=http_filters(settings),
     )
@@ -46,9 +46,9 @@ def listener(settings: Settings) -> Data:
     }
 
 
-def _outcomes() -> Data:
+def _outcomes(settings: Settings) -> Data:
     """How requests ended, and which still run. In the classic profile admission sees it."""
-    return {"access_log": [outcomes()], "access_log_options": {"access_log_flush_interval": "5s"}}
+    return {"access_log": outcomes(settings), "access_log_options": {"access_log_flush_interval": "5s"}}
 
 
 def connection_manager(**fields: object) -> Data:

@@ -45,6 +45,7 @@ __all__ = [
     "TAIL_HEADER",
     "UPSTREAM_HEADER",
     "WAIT_HEADER",
+    "one_service",
 ]
 
 SERVICE_CLUSTER = "tidegate:service"
@@ -90,3 +91,8 @@ HIDDEN_FROM_UPSTREAMS = (
     "x-envoy-internal",
 )
 """What Envoy says of the caller and of itself."""
+
+
+def one_service(rank: int) -> str:
+    """The cluster of one of several Tidegates: what it has let go is reported to itself."""
+    return f"{SERVICE_CLUSTER}:{rank}"

@@ -111,8 +111,10 @@ def parts(settings: Settings) -> Parts:
             {**probe_listener(settings), "name": f"{OURS}probe"},
             *(gate_listeners(settings) if classic else []),
         ],
-        access_log=[] if classic else [{**outcomes(), "filter": _HERE}],
-        upstream_log=[_of_our_upstreams(settings, attempts(*([FLAGS_HEADER] if classic else [])))],
+        access_log=[] if classic else [_of_marked(log) for log in outcomes(settings)],
+        upstream_log=[
+            _of_our_upstreams(settings, log) for log in attempts(settings, *([FLAGS_HEADER] if classic else []))
+        ],
         mappers=[_left_alone(), *(_of_ours(mapper) for mapper in local_replies(settings)["mappers"])],
     )
 
@@ -122,7 +124,7 @@ def _cluster(settings: Settings, cluster: Data) -> Data:
     that, it tells which host callers asked for. In the classic profile gates do both.
     """
     found = {**cluster, "metadata": {"filter_metadata": {OWNER: {"part": True}}}}
-    if cluster["name"] == SERVICE_CLUSTER or settings.gateway.profile == "classic":
+    if cluster["name"].startswith(SERVICE_CLUSTER) or settings.gateway.profile == "classic":
         return found
     (protocols,) = cluster["typed_extension_protocol_options"].values()
     endpoint = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
@@ -243,6 +245,10 @@ def _of_our_upstreams(settings: Settings, log: Data) -> Data:
     if settings.gateway.profile == "classic":
         ours = "xds.cluster_name.startsWith('tidegate:')"
     return {**log, "filter": _both(cel(ours), log["filter"])}
+
+
+def _of_marked(log: Data) -> Data:
+    return {**log, "filter": _both(_HERE, log["filter"]) if "filter" in log else _HERE}
 
 
 def _of_ours(mapper: Data) -> Data:

@@ -175,6 +175,8 @@ class ServiceSettings(Section):
 
     address: Address = "127.0.0.1:10003"
     """host:port, or unix:/path/of/socket, where Envoy reaches ext_proc, access log and health."""
+    addresses: tuple[HostPort, ...] = ()
+    """Of all Tidegates behind one Envoy, `address` among them; none where it is the only one."""
     tls: ServiceTlsSettings | None = None
     socket_mode: FileMode = 0o660
     """Who may connect to a unix socket: Envoy needs the right to write."""
@@ -201,7 +203,24 @@ class ServiceSettings(Section):
             raise ValueError("tls: not on a unix socket, which socket_mode and socket_group guard")
         if self.socket_path and len(self.socket_path.encode()) > LONGEST_SOCKET:
             raise ValueError(f"address: the path of a unix socket has at most {LONGEST_SOCKET} bytes")
+        if self.addresses:
+            self._check_addresses()
         return self
+
+    def _check_addresses(self) -> None:
+        if self.address not in self.addresses:
+            raise ValueError(f"addresses: {self.address}, this one's own address, is not among them")
+        if len(set(self.addresses)) < len(self.addresses):
+            raise ValueError("addresses: one is named twice")
+        if self.replicas < len(self.addresses):
+            raise ValueError(f"replicas: {self.replicas}, but there are {len(self.addresses)} addresses")
+        if self.tls and not self.tls.server_name:
+            raise ValueError("tls.server_name: say which name all addresses have in their certificates")
+
+    @property
+    def rank(self) -> int | None:
+        """Which of several Tidegates behind one Envoy this is; None where it is the only one."""
+        return self.addresses.index(self.address) if self.addresses else None
 
     @property
     def socket_path(self) -> str | None:

@@ -75,6 +75,7 @@ class Server:
         self._learn = learn
         self._classic = classic
         self._doubts = Doubts(learn)
+        self._leaving = False
         self._exchanges: set[StreamExchange] = set()
         self._logs: set[asyncio.Task[Any]] = set()
         options = (*OPTIONS, ("grpc.max_receive_message_length", max_body_bytes + MARGIN_BYTES))
@@ -160,8 +161,14 @@ class Server:
         return StreamAccessLogsResponse()
 
     async def check(self, _: HealthCheckRequest, __: object) -> HealthCheckResponse:
-        """grpc.health.v1: that this answers at all is the whole message."""
-        return HealthCheckResponse(status=HealthCheckResponse.SERVING)
+        """grpc.health.v1: that this answers at all is the whole message, unless it leaves."""
+        return HealthCheckResponse(
+            status=HealthCheckResponse.NOT_SERVING if self._leaving else HealthCheckResponse.SERVING
+        )
+
+    def leave(self) -> None:
+        """Have Envoy ask others from now on. Whoever asks here all the same is served."""
+        self._leaving = True
 
     async def _learn_one(self, entry: Any) -> None:
         try:

@@ -94,6 +94,21 @@ async def test_health_answers(gate: Gate) -> None:
     assert (await check(HealthCheckRequest())).status == HealthCheckResponse.SERVING
 
 
+async def test_one_that_leaves_says_so_and_serves_who_comes_all_the_same(gate: Gate) -> None:
+    """Envoy asks others then; what was on its way meanwhile is not refused."""
+    check = gate.channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        request_serializer=HealthCheckRequest.SerializeToString,
+        response_deserializer=HealthCheckResponse.FromString,
+    )
+    gate.server.leave()
+    assert (await check(HealthCheckRequest())).status == HealthCheckResponse.NOT_SERVING
+    call = gate.stream()
+    await call.write(headers())
+    assert (await call.read()).HasField("request_headers")
+    call.cancel()
+
+
 async def test_a_whole_stream(gate: Gate) -> None:
     """Headers, body, departure; half-close at the end of the response ends the handler."""
     call = gate.stream()
