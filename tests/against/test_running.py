@@ -15,6 +15,7 @@ import pytest
 from extproc.against.command import disagreements
 from extproc.against.dump import AdminError, understand
 from extproc.against.finding import Finding
+from extproc.render.envoy import write_secrets
 from extproc.settings import Settings
 from tests.against.conftest import FITTING, Dumped, merged_text, run, settings_with
 from tests.render.rig import Data
@@ -59,7 +60,7 @@ def test_the_classic_profile_agrees(name: str | None, files: Path, tmp_path: Pat
 def test_followed_keys_agree_and_a_missing_one_is_named(files: Path, tmp_path: Path) -> None:
     """Envoy starts without a key that it is told to wait for."""
     settings = settings_with(files, f"gateway: {{secrets_dir: {tmp_path / 'none'}}}")
-    (tmp_path / "none").mkdir()
+    write_secrets(settings)
     (tmp_path / "none" / "keyed.json").write_text(json.dumps({"resources": []}))
     (line,) = run(settings, tmp_path).found
     assert line.startswith("secrets: tidegate:key:keyed: expected it, found that Envoy still waits for its file")
