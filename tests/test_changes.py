@@ -136,6 +136,7 @@ ENVOY: dict[str, Any] = {
     "gateway.idle_timeout_s": 500,
     "gateway.secrets_dir": "/secrets",
     "service.address": "127.0.0.1:5",
+    "service.addresses": ["127.0.0.1:10003"],
     "service.tls": None,
     "service.tls.ca_file": "/other",
     "service.tls.server_name": "other.test",

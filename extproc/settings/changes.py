@@ -99,6 +99,7 @@ NEEDS: dict[Path, Need] = {
     ("gateway", "workers"): Need.RESTART,  # of Envoy: it stands on its command line
     ("gateway", "*"): Need.ENVOY,
     ("service", "address"): Need.ENVOY,
+    ("service", "addresses"): Need.ENVOY,
     ("service", "console"): Need.RESTART,
     **{("service", key): Need.RESTART for key in ("watchdog_s", "socket_mode", "socket_group", "health")},
     **{("service", "tls", key): Need.RESTART for key in ("cert_file", "key_file", "client_ca_file")},

@@ -214,7 +214,8 @@ class ServiceSettings(Section):
             raise ValueError("addresses: one is named twice")
         if self.replicas < len(self.addresses):
             raise ValueError(f"replicas: {self.replicas}, but there are {len(self.addresses)} addresses")
-        if self.tls and not self.tls.server_name:
+        hosts = {place.rpartition(":")[0] for place in self.addresses}
+        if self.tls and not self.tls.server_name and len(hosts) > 1:
             raise ValueError("tls.server_name: say which name all addresses have in their certificates")
 
     @property
