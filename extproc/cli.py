@@ -323,7 +323,7 @@ def doctor(
     other: Annotated[str, typer.Option(help="Path of another service behind the same URL, for a GET.")] = "",
     spend: Annotated[bool, typer.Option(help="Ask the model, which takes some 250 tokens.")] = True,
     ca_file: Annotated[str | None, typer.Option(help="Certificates to trust, instead of the system's.")] = None,
-    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds for each answer.")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=1.0, max=3600.0, help="Seconds for each answer.")] = 60.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all findings here, too; - instead.")] = None,
 ) -> None:
     """Prove from outside that a gateway does what it is there for, and tell what to change where it does not."""

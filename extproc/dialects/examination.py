@@ -22,7 +22,9 @@ LONGEST_MS = 5_000
 """Nobody is kept waiting for longer."""
 
 _QUESTION = re.compile(PREFIX + rb'\{"(hold|silence)_ms":([0-9]{1,5})\}\}')
-_TOLD = re.compile(r"doctor: ([0-9]+) bytes read, (?:(hold|silence) of ([0-9]+) ms|too many ask at the same time)")
+_TOLD = re.compile(
+    r"doctor: ([0-9]{1,15}) bytes read, (?:(hold|silence) of ([0-9]{1,5}) ms|too many ask at the same time)"
+)
 
 
 @dataclass(frozen=True, slots=True)

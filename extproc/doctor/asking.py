@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 import ssl
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["Answer", "BadUrl", "Gateway", "NoAnswer"]
+__all__ = ["Answer", "BadUrl", "Gateway", "NoAnswer", "number", "printable"]
 
 PIECE = 65_536
 MOST_KEPT = 4 * 1024 * 1024
 """Bytes of an answer that are kept; no check asks for more than a few thousand."""
+
+
+_NUMBER = re.compile(r"[0-9]{1,15}")
+_VERSION = "/v1"
 
 
 class BadUrl(Exception):  # noqa: N818 - what it is
@@ -75,15 +82,15 @@ class Gateway:
 
     def __post_init__(self) -> None:
         """BadUrl where it is none, or the CA's file cannot be read."""
-        try:
-            parts = urlsplit(self.url)
-            known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            known = False
-        if not known:
-            raise BadUrl(f"{self.url!r} is no URL of a gateway; it has to be like http://gateway:10000")
+        like = f"{self.url!r} is no URL of a gateway; it has to be like http://gateway:10000"
+        if not _is_url(self.url):
+            raise BadUrl(like)
+        if urlsplit(self.url).path.rstrip("/").endswith(_VERSION):
+            raise BadUrl(f"{like}, without {_VERSION}, with which every path begins that is asked for")
         try:
             self._connection().close()
+        except HTTPException:
+            raise BadUrl(like) from None
         except OSError as error:
             raise BadUrl(f"{self.ca_file}: {error}") from None
 
@@ -93,10 +100,11 @@ class Gateway:
         try:
             connection.connect()
             connect_s, began = time.monotonic() - began, time.monotonic()
-            self._send(connection, method, path, body, headers)
-            return self._read(connection.getresponse(), began, connect_s)
+            with _ended_after(self.timeout_s, connection.sock):
+                self._send(connection, method, path, body, headers)
+                return self._read(connection.getresponse(), began, connect_s)
         except (OSError, HTTPException) as error:
-            what = str(error) or type(error).__name__
+            what = printable(str(error)) or type(error).__name__
             raise NoAnswer(f"no whole answer, after {time.monotonic() - began:.1f} s: {what}") from error
         finally:
             connection.close()
@@ -141,6 +149,55 @@ class Gateway:
                 raise NoAnswer(f"an answer without end, {kept} bytes within {arrivals[-1]:.1f} s")
         headers = {name.lower(): value for name, value in response.getheaders()}
         body, seconds = b"".join(pieces), time.monotonic() - began
-        if (length := headers.get("content-length", "")).isdigit() and len(body) < int(length):
+        if len(body) < (number(headers.get("content-length", "")) or 0):
             raise NoAnswer(f"an answer that was cut, after {seconds:.1f} s")
         return Answer(response.status, headers, body, seconds, tuple(arrivals), connect_s)
+
+
+def number(text: str) -> int | None:
+    """A count as headers write it; None where it is none that could be meant."""
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
+def printable(text: str) -> str:
+    """Without what would not be shown but obeyed by a terminal: answers are written by anybody."""
+    return "".join(c if c.isprintable() else " " for c in text).strip()
+
+
+def _is_url(url: str) -> bool:
+    """Whether all of it can be used: nobody is told of what comes behind a path, or of a name before the host."""
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").encode("idna")
+        known = parts.scheme in ("http", "https") and parts.port != 0
+    except ValueError:
+        return False
+    behind = parts.netloc.rpartition("]")[2] if "[" in parts.netloc else ""
+    spare = parts.query or parts.fragment or "@" in parts.netloc or not (behind or ":").startswith(":")
+    return bool(known and host and not spare and url.isascii() and url.isprintable() and " " not in url)
+
+
+@contextmanager
+def _ended_after(seconds: float, connection: socket.socket) -> Iterator[None]:
+    """Break a connection that takes longer; TimeoutError then. A peer that sends a little now and then is never slow
+    for a single read.
+    """
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        with suppress(OSError):
+            socket.socket.shutdown(connection, socket.SHUT_RDWR)  # TLS is not told, which its reader may be busy with
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, HTTPException, NoAnswer):
+        if not late.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if late.is_set():
+        raise TimeoutError("timed out")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from extproc.doctor import free, paid
-from extproc.doctor.asking import NoAnswer
+from extproc.doctor.asking import NoAnswer, printable
 from extproc.doctor.visit import Check, Need, Result, Verdict, Visit
 
 __all__ = ["CHECKS", "examine", "report", "run"]
@@ -59,7 +59,8 @@ def examine(visit: Visit) -> list[Result]:
     results = [first.run(visit)]
     if not visit.model and visit.understood and visit.tokens:
         visit.model = _some_model(visit)
-    return results + [_examined(check, visit) for check in others]
+    results += [_examined(check, visit) for check in others]
+    return [replace(one, why=printable(one.why), change=printable(one.change)) for one in results]
 
 
 def data(visit: Visit, results: Sequence[Result]) -> dict[str, Any]:
@@ -105,6 +106,6 @@ def _examined(check: Check, visit: Visit) -> Result:
 def _some_model(visit: Visit) -> str:
     """The first that is listed and writes text; empty where none is."""
     try:
-        return next((name for name in visit.models() if "embed" not in name), "")
+        return next((name for name in visit.models() if "embed" not in name and name == printable(name)), "")
     except NoAnswer:
         return ""

@@ -20,6 +20,7 @@ HELD_MS = 3_000
 BEYOND_MS = 1_000
 """So much longer than `message_timeout` Tidegate is to be silent, for Envoy to give it up."""
 NOT_FOUND = 404
+REDIRECTS = (301, 302, 303, 307, 308)
 SERVER_ERROR = 500
 SHOW_BODY = "request_body_mode: BUFFERED in ext_proc's processing_mode, for its route too (ExtProcPerRoute overrides)"
 REACH = (
@@ -40,7 +41,9 @@ def in_the_path(visit: Visit) -> Result:
     if told is not None:
         return Result(Verdict.OK, f"Tidegate answered within {answer.seconds:.2f} s")
     if not answer.reason:
-        return Result(Verdict.WRONG, f"something else answered: {answered_by(answer)}", FIRST)
+        to = answer.headers.get("location", "") if answer.status in REDIRECTS else ""
+        change = f"it sends callers to {to}, and nobody follows with a POST; give that URL" if to else FIRST
+        return Result(Verdict.WRONG, f"something else answered: {answered_by(answer)}", change)
     if not visit.filtered:
         return Result(Verdict.WRONG, f"Envoy got no answer from Tidegate: {answered_by(answer)}", f"check {REACH}")
     if answer.reason in CALLER:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from extproc.core.refusal import Reason
-from extproc.doctor.asking import Answer, NoAnswer
+from extproc.doctor.asking import Answer, NoAnswer, number
 from extproc.doctor.visit import CHAT, MESSAGES, Result, Verdict, Visit, answered_by
 
 __all__ = ["moves_on", "passes_large", "streams"]
@@ -138,10 +138,11 @@ def _moved(visit: Visit, answer: Answer, limit: str) -> Result:
     attempts, last = answer.headers.get("x-tidegate-attempts", ""), answer.headers.get("x-tidegate-upstream", "")
     if answer.status != OK and answer.reason not in TIMED_OUT:
         return _unserved(answer)
-    if not attempts.isdigit() or not (visit.upstream and last):
+    asked = number(attempts)
+    if asked is None or not (visit.upstream and last):
         return Result(Verdict.NOT_TOLD, "answers do not tell who served them; set internal_headers: true for a while")
-    visit.spent.tokens += PROMPT_TOKENS * (int(attempts) - 1)
-    if last != visit.upstream and int(attempts) > 1:
+    visit.spent.tokens += PROMPT_TOKENS * (asked - 1)
+    if last != visit.upstream and asked > 1:
         return Result(
             Verdict.OK, f"{visit.upstream} was given too little time, and {last} was asked, {attempts} in all"
         )
