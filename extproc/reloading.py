@@ -30,6 +30,8 @@ log = logging.getLogger("tidegate")
 
 LOOK_S = 1.0
 """Between two looks at the file."""
+MOST_TOLD = 50
+"""So many changes are written to the log by name."""
 
 
 class Watch:
@@ -95,6 +97,11 @@ class Told:
         }
 
 
+def _listed(changes: list[Difference]) -> str:
+    told = [str(one) for one in changes[:MOST_TOLD]]
+    return "; ".join([*told, f"and {len(changes) - len(told)} more"] if len(changes) > len(told) else told)
+
+
 class Reloading:
     """See the head of this file. `apply` makes settings hold, in one step; `started` are those of the start."""
 
@@ -153,9 +160,7 @@ class Reloading:
         told, news = self.told, [one for one in waiting if one not in self.told.waiting]
         told.version, told.waiting, told.problems = version, waiting, []
         told.applied, told.at = told.applied + 1, time.time()
-        log.warning(
-            "config %s holds: %s", told.version, "; ".join(map(str, changes)) or "nothing differs from what held"
-        )
+        log.warning("config %s holds: %s", told.version, _listed(changes) or "nothing differs from what held")
         for one in news:
             log.warning("config: %s is kept back, it %s", one, one.need)
         return True

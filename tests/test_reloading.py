@@ -136,6 +136,17 @@ async def test_what_has_to_wait_is_told_once_and_until_it_is_taken_back(
     assert (told.state()["waiting"], told.applied, len(bench.held)) == ([], 3, 2), "then nothing differs"
 
 
+async def test_very_many_changes_are_not_all_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log has one line of a length that can be read; and it has no keys, nor what they are made of."""
+    bench = Bench(written(path, tenants={"one": {"key_sha256": ["ab" * 32]}}))
+    tenants = {f"t{number:02}": {} for number in range(60)}
+    written(path, tenants={"one": {"key_sha256": ["cd" * 32, "ef" * 32]}, **tenants})
+    assert await bench.reloading.reload(path)
+    assert "tenants.one.key_sha256: 1 -> 2, other keys; tenants.t00: added" in caplog.text
+    assert "tenants.t48: added; and 11 more" in caplog.text
+    assert not any(digest * 4 in caplog.text for digest in ("ab", "cd", "ef"))
+
+
 async def test_a_signal_reads_it_at_once(path: Path) -> None:
     """Also when nothing has changed, and when it is not there."""
     bench = Bench(path, seconds=1000)
