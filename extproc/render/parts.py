@@ -35,12 +35,15 @@ from extproc.render.shape import Data, extension, set_header, source, typed
 from extproc.render.upstream import secrets
 from extproc.settings import Settings
 
-__all__ = ["FLUSH", "LLM_PATHS", "OURS", "OWNER", "Parts", "parts", "paths_taken"]
+__all__ = ["FLUSH", "LLM_PATHS", "MARK", "OURS", "OWNER", "Parts", "parts", "paths_taken"]
 
 OURS = "tidegate."
 """How the names of filters, routes, logs and the listener begin."""
 OWNER = "tidegate"
 """Namespace of the metadata that marks a cluster as ours, and a request that came as far as our filters."""
+
+MARK = f"{OURS}mark"
+"""The filter that marks a request as ours."""
 
 LLM_PATHS = (
     "/v1/chat/completions",
@@ -176,7 +179,7 @@ def _cleaning(settings: Settings) -> Data:
 
 def _marking() -> Data:
     return extension(
-        "tidegate.mark",
+        MARK,
         "envoy.extensions.filters.http.set_metadata.v3.Config",
         metadata=[{"metadata_namespace": OWNER, "value": {"here": True}}],
     )

@@ -130,6 +130,7 @@ def test_the_next_upstream_answers_and_sees_nothing_of_the_mesh(stage: Stage) ->
     forget(stage.stack)
     failed = stage.stack.state()["tally"]["failed_attempts"].get("primary", 0)
     given = {"x-forwarded-client-cert": "By=spiffe://cluster.local/ns/apps", "authorization": "Bearer sk-client"}
+    given |= {"x-envoy-peer-metadata": "e30=", "x-envoy-peer-metadata-id": "sidecar~10.0.0.8"}
     got = stage.ask(model="vendors", headers={"x-fake-fault": "503;provider=primary", **given})
     assert (got.status_code, got.headers["x-tidegate-upstream"], got.headers["x-tidegate-attempts"]) == (
         200,
@@ -166,6 +167,8 @@ def test_refusals_are_tidegates(stage: Stage) -> None:
     got = stage.ask(headers={"x-fake-fault": "503"})
     assert (got.status_code, got.json()["error"]["reason"]) == (503, "upstream_failed")
     assert [len(stage.stack.record(name)["requests"]) for name in ("primary", "backup")] == [1, 1]
+    got = stage.ask(headers={"connection": "upgrade", "upgrade": "websocket"})
+    assert (got.status_code, got.json()["error"]["reason"]) == (403, "forbidden"), "Istio's listeners take WebSockets"
     large = "x" * (stage.stack.settings.gateway.max_body_bytes + 1)
     got = stage.http.post(stage.stack.url + CHAT, content=large)
     assert (got.status_code, got.json()["error"]["reason"]) == (413, "too_large")

@@ -253,6 +253,8 @@ def test_it_is_what_merge_would_make(kind: str) -> None:
     assert names == [item["name"] for item in wanted["http_filters"]]
     assert names[-1] == "envoy.filters.http.router"
     assert names[-2] == "tidegate.admission"
+    upgrades = hosts_of(ours)[host].pop(0)
+    assert upgrades["direct_response"] == {"status": 403}, "Istio's listeners take WebSockets"
     assert {name: [route.get("name") for route in routes] for name, routes in hosts_of(ours).items()} == {
         name: [route.get("name") for route in routes] for name, routes in hosts_of(wanted).items()
     }

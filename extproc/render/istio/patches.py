@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from extproc.render.fragments import manager_settings
 from extproc.render.istio.target import Target
-from extproc.render.parts import FLUSH, OURS, Parts, parts
+from extproc.render.parts import FLUSH, MARK, OURS, Parts, parts
 from extproc.render.shape import Data, typed
 from extproc.settings import Settings
 
@@ -57,10 +57,23 @@ def _uses(ours: Parts, settings: Settings, target: Target) -> Iterator[Data]:
     yield _patch(target, "HTTP_FILTER", "MERGE", router, _in_manager(target, ROUTER))
     manager = {"name": MANAGER, "typed_config": typed(_MANAGER_TYPE, **_manager(ours, settings, target))}
     yield _patch(target, "NETWORK_FILTER", "MERGE", manager, _in_manager(target))
-    for route in reversed(ours.routes):
+    for route in reversed([_no_upgrades(ours), *ours.routes]):
         yield _patch(
             target, "HTTP_ROUTE", "INSERT_FIRST", route, {"routeConfiguration": {"vhost": {"name": target.host}}}
         )
+
+
+def _no_upgrades(ours: Parts) -> Data:
+    """Istio's listeners take WebSockets, and have no limit on silence: one on an LLM path, which is read whole before
+    it goes on, would be waited for without end. The mark lets our wording of refusals have it.
+    """
+    paths = next(route["match"]["safe_regex"] for route in ours.routes)
+    return {
+        "name": f"{OURS}no-upgrades",
+        "match": {"safe_regex": paths, "headers": [{"name": "upgrade", "present_match": True}]},
+        "direct_response": {"status": 403},
+        "typed_per_filter_config": {MARK: typed("envoy.config.route.v3.FilterConfig", config={})},
+    }
 
 
 def _manager(ours: Parts, settings: Settings, target: Target) -> Data:
