@@ -186,11 +186,6 @@ def _logs(manager: Manager, expected: Expected, away: bool) -> Iterator[Finding]
             else:
                 why = f"Tidegate would not learn how requests end: {do}"
                 yield Finding(manager.place, part, log["name"], _some(list(found)) or "no log", why)
-    options = manager.config.get("access_log_options") or {}
-    if expected.merged and expected.access_log and not {"access_log_flush_interval"} & {*options, *manager.config}:
-        do = expected.mend("connection_manager", control_plane=away)
-        why = f"running answers lose their slot when Tidegate restarts: {do}"
-        yield Finding(manager.place, "access_log_options.access_log_flush_interval", "5s", "nothing", why)
 
 
 def _router(manager: Manager) -> Data:

@@ -445,10 +445,6 @@ AMONG: dict[str, tuple[Change, str]] = {
         lambda dump: manager(dump).__setitem__("stream_idle_timeout", "5s"),
         "stream_idle_timeout: expected at least .* s, or none, found 5 s; what is held for longer",
     ),
-    "running answers": (
-        lambda dump: manager(dump).__delitem__("access_log_options"),
-        "access_log_options.access_log_flush_interval: expected 5s, found nothing; running answers lose their slot",
-    ),
     "its mappers first": (
         lambda dump: manager(dump)["local_reply_config"]["mappers"].insert(0, {"status_code": 418}),
         "local_reply_config.mappers: expected Tidegate's first, in their order, found another order",

@@ -21,6 +21,7 @@ import openai
 import pytest
 import yaml
 
+from extproc.against.command import compare
 from extproc.stack import Stack
 from tests.e2e.conftest import books_balance, chat, fill_buckets, settings_for
 from tests.e2e.doubles import CHAT, NEVER_OPENS, Upstream, forget, until, waiting
@@ -211,3 +212,10 @@ def test_without_the_service_llm_paths_are_refused_and_others_go_on(stage: Stage
 def refused(stage: Stage) -> httpx.Response | None:
     got = stage.ask()
     return got if got.headers.get("x-tidegate-reason") == "admission_unavailable" else None
+
+
+def test_the_running_envoy_agrees_with_the_config(stage: Stage) -> None:
+    """Compared as `check --against` does."""
+    settings = stage.stack.settings
+    found = compare(f"http://127.0.0.1:{settings.gateway.admin_port}", settings)
+    assert list(map(str, found)) == []
