@@ -130,8 +130,23 @@ def _routes(manager: Manager, expected: Expected, running: Running) -> Iterator[
         away = "rds" in manager.config and str(dig(table, "name")) in running.routes
         do = expected.mend("routes", control_plane=away and "path_config_source" not in str(manager.config["rds"]))
         place = f"{manager.place}, virtual host {dig(host, 'name')}"
-        yield from _routes_of(place, host["routes"], expected, do)
+        called = {name: item["name"] for item in expected.filters for name in _other_names(item, manager)}
+        yield from _routes_of(place, [_renamed(one, called) for one in host["routes"]], expected, do)
         yield from findings_of(place, _asked(expected.own_host, host), do)
+
+
+def _other_names(item: Data, manager: Manager) -> list[str]:
+    """How a filter of ours is called here, where that is otherwise."""
+    there = _filters_in(manager)
+    return [name for name in (str(there[i].get("name")) for i in _positions(item, there)) if name != item["name"]]
+
+
+def _renamed(route: Data, called: dict[str, str]) -> Data:
+    """A route whose settings of filters stand under the names that we gave those."""
+    own = dig(route, "typed_per_filter_config")
+    if not called or not isinstance(own, dict):
+        return route
+    return {**route, "typed_per_filter_config": {called.get(name, name): one for name, one in own.items()}}
 
 
 def _routes_of(place: str, there: list[Data], expected: Expected, do: str) -> Iterator[Finding]:

@@ -511,6 +511,19 @@ def test_what_a_control_plane_sent_agrees_too(which: str, request: pytest.Fixtur
     assert found(request.getfixturevalue(which), dynamic) == []
 
 
+def test_what_asks_tidegate_may_be_called_otherwise(among_others: Dumped) -> None:
+    """As with an EnvoyExtensionPolicy of Envoy Gateway."""
+
+    def change(dump: Data) -> None:
+        filters(dump)[position(filters(dump), "tidegate.admission")]["name"] = "policy/extproc/0"
+        for one in routes(dump):
+            own = one.get("typed_per_filter_config", {})
+            if "tidegate.admission" in own:
+                own["policy/extproc/0"] = own.pop("tidegate.admission")
+
+    assert found(among_others, change) == []
+
+
 def test_what_to_do_is_told_for_a_control_plane(among_others: Dumped) -> None:
     def change(dump: Data) -> None:
         del admission(dump)["failure_mode_allow"]
