@@ -443,7 +443,6 @@ async def test_slow_decay_opens_it_and_good_times_bring_traffic_back(gate: Gate)
         assert worse[0]["numbers"]["usual_median_s"] < 3 * USUAL_S
 
 
-@pytest.mark.native("a first token is told when its answer ends")
 def test_a_first_token_is_known_while_its_answer_still_runs(gate: Gate) -> None:
     """A long answer does not hide for long that it began late."""
     stack = gate(upstreams={"primary": {"concurrency": 100, "fake": {"first_token_s": 0.01}}})

@@ -267,9 +267,10 @@ def test_tidegate_is_told_of_its_own_traffic_only(stage: Stage) -> None:
     own_traffic(stage.stack, stage.shop)
     got = HTTP.post(stage.stack.url + CHAT, json=chat(), headers={"x-fake-fault": "503;provider=primary"})
     assert got.headers["x-tidegate-upstream"] == "backup"
-    until(lambda: told(stage) == before + 2)
+    records = 1 if stage.stack.settings.gateway.profile == "classic" else 2  # there no log tells of requests
+    until(lambda: told(stage) == before + records)
     books_balance(stage.stack)
-    assert told(stage) == before + 2
+    assert told(stage) == before + records
 
 
 def told(stage: Stage) -> int:
