@@ -582,3 +582,39 @@ def test_the_image_has_what_the_containers_run() -> None:
     programs = {container["command"][0] for container in every_container(pod_of(k8s.objects(default())))}
     assert programs == {"tidegate", "envoy"}
     assert all(Path(sys.executable).with_name(program).exists() for program in programs)
+
+
+# ------------------------------------------------------------------------------------------- odd settings
+
+
+def odd(**more: Any) -> Settings:
+    """Settings with one fake provider, and what is given."""
+    fake = {"provider": "fake", "url": "http://127.0.0.1:9101", "limits": [{"tpm": 1000}]}
+    raw: dict[str, Any] = {"upstreams": {"one": fake}, **more}
+    raw["routes"] = [{"models": ["m"], "chain": list(raw["upstreams"]), "acknowledge_unowned": True}]
+    return parse(yaml.safe_dump(raw), "file", {})
+
+
+def test_containers_have_names_of_their_own() -> None:
+    """Also where the upstreams' differ in what Kubernetes takes in no name only, and where they are long."""
+    names = ["a.b", "a_b", "a-b", "A" * 63, "a" * 62 + "b", "envoy"]
+    fakes: dict[str, list[str]] = {name: [] for name in names}
+    pod = pod_of(k8s.objects(odd(), fakes))
+    found = [each["name"] for each in [*pod["initContainers"], *pod["containers"]]]
+    assert len(set(found)) == len(found) == len(names) + 2
+    assert all(re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name) for name in found), found
+
+
+@pytest.mark.parametrize(("port", "start"), [(80, "80"), (443, "443"), (1024, None), (10000, None)])
+def test_a_low_port_is_left_to_who_is_not_root(port: int, start: str | None) -> None:
+    """Else Envoy, which is not, could not listen there."""
+    documents = k8s.objects(odd(gateway={"port": port}))
+    accepted(documents)
+    told = pod_of(documents)["securityContext"].get("sysctls", [])
+    assert told == ([{"name": "net.ipv4.ip_unprivileged_port_start", "value": start}] if start else [])
+
+
+def test_a_service_that_kubernetes_cannot_ask_is_refused() -> None:
+    """Before anything is written."""
+    with pytest.raises(RenderError, match="must be host:port"):
+        k8s.objects(odd(service={"address": "unix:/run/tidegate/s"}))

@@ -55,6 +55,7 @@ SIDECAR_CONFIG = f"{NAME}-sidecar"
 _MARGIN_S = 10
 """What ends need besides waiting: hooks start, records arrive, levels are written."""
 _WORKERS = 2
+_FIRST_FREE_PORT = 1024
 _MIB = 1024 * 1024
 _CONFIG = ["--config", f"{CONFIG_DIR}/tidegate.yaml"]
 _UNPACKED_DIR = "/etc/tidegate/envoy"
@@ -102,13 +103,27 @@ def pod_template(settings: Settings, config: Data, fakes: Fakes) -> Data:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": _grace_s(settings),
-            "securityContext": {"runAsNonRoot": True, "runAsUser": USER, "runAsGroup": USER, "fsGroup": USER},
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": USER,
+                "runAsGroup": USER,
+                "fsGroup": USER,
+                **_low_ports(settings),
+            },
             **({"topologySpreadConstraints": [_apart()]} if settings.service.replicas > 1 else {}),
             "initContainers": [*_fakes(fakes), _probed_service(settings), *_unpacking(settings, config)],
             "containers": [_probed_envoy(settings, config)],
             "volumes": _volumes(settings, config),
         },
     }
+
+
+def _low_ports(settings: Settings) -> Data:
+    """Leave for a gateway's port below 1024 to who is not root; a setting that Kubernetes counts as safe."""
+    port = settings.gateway.port
+    if port >= _FIRST_FREE_PORT:
+        return {}
+    return {"sysctls": [{"name": "net.ipv4.ip_unprivileged_port_start", "value": str(port)}]}
 
 
 def _apart() -> Data:
@@ -216,17 +231,18 @@ def _container(settings: Settings, name: str, command: list[str], memory: int) -
 
 
 def _fakes(fakes: Fakes) -> list[Data]:
-    """The demo's providers, so that it can be tried."""
+    """The demo's providers, so that it can be tried. Names that differ go on differing where only letters are left."""
+    plain = [re.sub(r"[^a-z0-9]+", "-", name.lower())[:50].strip("-") for name in fakes]
     return [
         {
-            "name": f"fake-{re.sub(r'[^a-z0-9]+', '-', name.lower())[:50].strip('-')}",
+            "name": f"fake-{plain[i]}" if plain.count(plain[i]) == 1 else f"fake-{i}-{plain[i]}",
             "image": IMAGE,
             "restartPolicy": "Always",
             "command": ["tidegate", "fake-provider", *arguments],
             "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}},
             "securityContext": _locked(),
         }
-        for name, arguments in fakes.items()
+        for i, arguments in enumerate(fakes.values())
     ]
 
 
