@@ -401,8 +401,10 @@ def test_sessions_follow_with_what_was_added() -> None:
     assert known.max_tokens is not None
     known.max_tokens += 50
     more = SessionLimits(max_tokens=200, max_usd=3.0)
-    [(changed, before)] = sessions.follow(5, {"x": more, "y": limits}.__getitem__)
-    assert (changed, before) == (known, ("session/x/s/tokens",))
+    other, _ = sessions.hear("x", "t", limits, NOW)
+    found = sessions.follow(5, {"x": more, "y": limits}.__getitem__)
+    assert found == [(known, ("session/x/s/tokens",)), (other, ("session/x/t/tokens",))]
+    assert other.max_tokens == 200
     assert (known.max_tokens, known.max_usd, same.max_tokens) == (250, 3.0, 100)
     assert known.claims(1.0, 2.0) == [Claim("session/x/s/tokens", 1.0), Claim("session/x/s/usd", 2.0)]
     sessions.follow(5, lambda _: SessionLimits())
