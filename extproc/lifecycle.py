@@ -68,7 +68,8 @@ def drain(settings: Settings, settle_s: float) -> bool:
     _admin(settings, "healthcheck/fail", post=True)  # from now on every answer ends its connection
     began = time.monotonic()
     time.sleep(min(settle_s, settings.gateway.drain_s))
-    _admin(settings, "drain_listeners", post=True)
+    # Gates, which running requests still need, do not count as inbound: see render.listener.
+    _admin(settings, "drain_listeners" + ("?inboundonly" if settings.gateway.profile == "classic" else ""), post=True)
     quiet_since = None
     while (now := time.monotonic()) < began + settings.gateway.drain_s:
         if _active(settings):

@@ -63,7 +63,7 @@ def admin() -> Iterator[Admin]:
         thread.join()
 
 
-def settings(port: int, **gateway: float) -> Settings:
+def settings(port: int, **gateway: object) -> Settings:
     """The demo's, with this admin port."""
     known = load(None, {})
     return known.model_copy(update={"gateway": known.gateway.model_copy(update={"admin_port": port, **gateway})})
@@ -77,6 +77,12 @@ def test_a_drain_tells_first_and_closes_later(admin: Admin) -> None:
     assert admin.asked[:2] == ["POST /healthcheck/fail", "POST /drain_listeners"]
     assert set(admin.asked[2:]) == {f"GET /stats?filter=^{lifecycle.ACTIVE}$"}
     assert len(admin.asked) > 7
+
+
+def test_a_drain_leaves_gates_open(admin: Admin) -> None:
+    """In the classic profile requests that wait, and their retries, have yet to pass them."""
+    assert lifecycle.drain(settings(admin.server_port, profile="classic"), settle_s=0.0)
+    assert admin.asked[1] == "POST /drain_listeners?inboundonly"
 
 
 def test_a_drain_gives_up(admin: Admin) -> None:

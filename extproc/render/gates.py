@@ -47,8 +47,10 @@ _MOST_HEADERS = 1000
 """Of a request or an answer: the router before a gate counts them, a gate need not."""
 _HEADERS_KB = 8192
 """The most that Envoy can be told. What dispatch writes for the next upstreams comes in a header."""
-_LAST_BYTES = "0.010s"
-"""Time for what came before an upstream broke off: without any it is dropped, as if there had been no answer."""
+_LAST_BYTES = "0.200s"
+"""Time for what came before an upstream broke off: without any it is dropped, as if there had been no answer. So much
+later callers learn of it. While Envoy drains, the end of an answer has it, too, from one byte that is read to the next.
+"""
 _NO_ANSWER = ("UF", "UH", "UO", "DF", "UR", "UC", "UT", "LR", "UPE")
 _ROUTERS_OWN = ("x-envoy-expected-rq-timeout-ms", "x-envoy-decorator-operation")
 """What the router before a gate tells upstreams, where it is not told otherwise."""

@@ -41,6 +41,7 @@ def listener(settings: Settings) -> Data:
     return {
         "name": "tidegate",
         "address": address(gateway.address, gateway.port),
+        **({"traffic_direction": "INBOUND"} if gateway.profile == "classic" else {}),  # for drains: gates stay open
         "per_connection_buffer_limit_bytes": gateway.max_body_bytes,
         "filter_chains": [{"filters": [manager]}],
     }

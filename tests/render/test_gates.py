@@ -100,6 +100,9 @@ def test_a_gate_is_where_its_cluster_says(settings: Settings) -> None:
 
 
 def test_gates_listen_nowhere_else(settings: Settings) -> None:
+    """Nor do they close with the main listener when Envoy drains: what is inbound does."""
+    inbound = [x["name"] for x in bootstrap(settings)["static_resources"]["listeners"] if "traffic_direction" in x]
+    assert inbound == ["tidegate"]
     gates = [x for x in bootstrap(settings)["static_resources"]["listeners"] if x["name"].startswith("tidegate.gate.")]
     assert len(gates) == 3
     assert all(set(gate["address"]) == {"pipe"} and gate["address"]["pipe"]["path"][0] == "@" for gate in gates)
