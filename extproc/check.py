@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from extproc import rehearsal
-from extproc.core.orders import MOST, only_pairs
+from extproc.core.orders import MOST, short_of
 from extproc.core.request import Dialect
 from extproc.core.routing import matches
 from extproc.core.spend import is_free
@@ -115,11 +115,15 @@ def _is_private(place: str) -> bool:
 
 
 def _profile(settings: Settings) -> Iterator[str]:
-    if settings.gateway.profile == "classic" and only_pairs(route.chain for route in settings.routes):
-        yield (
-            f"note: gateway.profile: classic, and the chains would need more than {MOST:,} clusters: "
-            "a request that fails goes on to one other upstream, not further"
-        )
+    if settings.gateway.profile != "classic":
+        return
+    short = {*short_of(route.chain for route in settings.routes)}
+    for i, route in enumerate(settings.routes):
+        if tuple(route.chain) in short:
+            yield (
+                f"note: routes[{i}].chain: the classic profile has no room for all its orders (some {MOST:,} for all "
+                "routes): a request goes on to the next two, and not past one that rests"
+            )
 
 
 def _dialects(settings: Settings) -> Iterator[str]:

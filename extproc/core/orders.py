@@ -8,8 +8,9 @@ could have are too many from five upstreams on. So a chain has
 - of chains of three or less, all orders;
 - of longer ones, also whoever is first and then all others, ended anywhere.
 
-Where many chains would together have more than MOST, each has less: pairs and whoever is first with all others, ended
-anywhere; and should that be too many, too, pairs alone.
+Where that is too much, because there are many chains or long ones, a chain has less: pairs, and whoever is first with
+all others, ended anywhere; or pairs, and whoever is first with the next two; or, however many there are, whoever is
+first with the next one, and with the next two. Short chains come first, and each may take its part of what is left.
 
 Any other order is cut to its longest beginning that there is: the request has fewer upstreams to go on to, and the
 first is never another one.
@@ -18,9 +19,9 @@ first is never another one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import combinations, permutations
+from itertools import combinations, islice, permutations
 
-__all__ = ["MOST", "Order", "cutter", "name_of", "only_pairs", "orders_of"]
+__all__ = ["MOST", "Order", "cutter", "name_of", "orders_of", "short_of"]
 
 Order = tuple[str, ...]
 
@@ -31,14 +32,12 @@ _FEW = 3
 
 def orders_of(chains: Iterable[Sequence[str]]) -> tuple[Order, ...]:
     """Every order of two or more upstreams that there is for these chains, each once."""
-    every = tuple(dict.fromkeys(map(tuple, chains)))
-    return _known(every)[0]
+    return tuple(_known(chains)[0])
 
 
-def only_pairs(chains: Iterable[Sequence[str]]) -> bool:
-    """Whether there are so many chains that each has pairs alone."""
-    every = tuple(dict.fromkeys(map(tuple, chains)))
-    return _known(every)[1] is _pairs
+def short_of(chains: Iterable[Sequence[str]]) -> tuple[Order, ...]:
+    """The chains that do not even have all pairs."""
+    return _known(chains)[1]
 
 
 def cutter(chains: Iterable[Sequence[str]]) -> Callable[[Order], Order]:
@@ -56,16 +55,23 @@ def name_of(order: Order) -> str:
     return f"tidegate:chain:{'+'.join(order)}" if len(order) > 1 else f"tidegate:gate:{order[0]}"
 
 
-Rule = Callable[[Order], Iterator[Order]]
-
-
-def _known(chains: tuple[Order, ...]) -> tuple[tuple[Order, ...], Rule]:
-    """The orders by the first rule that does not make too many, else by the last; and that rule."""
-    for rule in (_usual, _whole):
-        found = tuple(dict.fromkeys(order for chain in chains for order in rule(chain)))
-        if len(found) <= MOST:
-            return found, rule
-    return tuple(dict.fromkeys(order for chain in chains for order in _pairs(chain))), _pairs
+def _known(chains: Iterable[Sequence[str]]) -> tuple[dict[Order, None], tuple[Order, ...]]:
+    """The orders, in the order of their making, and the chains that have the least."""
+    waiting = sorted(dict.fromkeys(map(tuple, chains)), key=len)
+    found: dict[Order, None] = {}
+    short: list[Order] = []
+    for at, chain in enumerate(waiting):
+        part = max(0, MOST - len(found)) // (len(waiting) - at)
+        for rule in (_usual, _whole, _pairs):
+            # One more than its part is enough to know; of a long chain there may be millions.
+            made = list(islice((order for order in rule(chain) if order not in found), part + 1))
+            if len(made) <= part:
+                break
+        else:
+            made = list(_following(chain))
+            short.append(chain)
+        found |= dict.fromkeys(made)
+    return found, tuple(short)
 
 
 def _usual(chain: Order) -> Iterator[Order]:
@@ -74,19 +80,23 @@ def _usual(chain: Order) -> Iterator[Order]:
             yield from permutations(chain, count)
         return
     for first, *others in _turned(chain):
-        for count in range(1, _FEW):
-            yield from ((first, *some) for some in combinations(others, count))
+        yield from ((first, *two) for two in combinations(others, 2))
     yield from _whole(chain)
 
 
 def _whole(chain: Order) -> Iterator[Order]:
-    yield from _pairs(chain)
+    yield from permutations(chain, 2)
     for turned in _turned(chain):
         yield from (turned[:count] for count in range(_FEW, len(chain) + 1))
 
 
 def _pairs(chain: Order) -> Iterator[Order]:
     yield from permutations(chain, 2)
+    yield from (turned[:_FEW] for turned in _turned(chain))
+
+
+def _following(chain: Order) -> Iterator[Order]:
+    yield from (turned[:count] for turned in _turned(chain) for count in range(2, min(_FEW, len(chain)) + 1))
 
 
 def _turned(chain: Order) -> Iterator[Order]:

@@ -7,7 +7,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.core.orders import MOST, cutter, name_of, only_pairs, orders_of
+from extproc.core.orders import MOST, cutter, name_of, orders_of, short_of
 from extproc.core.routing import order as usual
 
 CHAINS = st.lists(st.sampled_from("ABCDEFGH"), min_size=1, max_size=8, unique=True).map(tuple)
@@ -49,15 +49,28 @@ def test_whatever_is_made_begins_as_it_did(chain: tuple[str, ...], data: st.Data
 
 
 def test_many_chains_have_less_each() -> None:
-    """Whole chains as long as there is room for them, at last pairs alone."""
+    """Whole chains as long as there is room for them, then the next two, at last neighbours."""
     some = [tuple(f"{n}{x}" for x in "ABCDEF") for n in range(25)]
     assert len(some) * 108 > MOST >= len(orders_of(some))
     assert all(chain in orders_of(some) for chain in some)
-    assert not only_pairs(some)
-    many = [(f"{n}", *rest) for n in range(500) for rest in [("A", "B", "C")]]
-    assert only_pairs(many)
-    assert {len(order) for order in orders_of(many)} == {2}
-    assert cutter(many)(("7", "A", "B")) == ("7", "A")
+    more = [tuple(f"{n}{x}" for x in "ABCDEF") for n in range(50)]
+    assert len(orders_of(more)) <= MOST
+    assert cutter(more)(more[7]) == more[7][:3]
+    assert cutter(more)((more[7][0], more[7][5])) == (more[7][0], more[7][5])
+    assert not short_of(more)
+    most = [tuple(f"{n}{x}" for x in "ABCDEF") for n in range(500)]
+    assert short_of(most) == tuple(most)
+    assert cutter(most)(most[7]) == most[7][:3]
+    assert cutter(most)((most[7][0], most[7][5])) == most[7][:1]
+
+
+def test_a_long_chain_takes_nothing_from_short_ones() -> None:
+    names = tuple(f"u{n:02}" for n in range(60))
+    chains = [names, *(names[n : n + 3] for n in range(50))]
+    assert short_of(chains) == (names,)
+    assert len(orders_of(chains)) <= MOST
+    assert all(order in orders_of(chains) for order in permutations(("u07", "u08", "u09"), 3))
+    assert cutter(chains)(names[20:] + names[:20]) == names[20:23]
 
 
 def test_an_upstream_of_no_chain_stays_alone() -> None:
