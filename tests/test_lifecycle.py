@@ -118,3 +118,21 @@ async def test_the_service_is_ready_when_its_health_service_says_so() -> None:
     await server.stop()
     with pytest.raises(lifecycle.NotReadyError, match="UNAVAILABLE"):
         await asyncio.to_thread(lifecycle.service_ready, there)
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "grpc_proxy"])
+async def test_a_proxy_for_what_is_outside_is_not_asked(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A pod's environment may name one, and it does not know what is in the pod."""
+    for exempt in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(exempt, raising=False)
+    monkeypatch.setenv(name, f"http://127.0.0.1:{free_ports(1)[0]}")
+    lifecycle.envoy_ready(settings(admin.server_port))
+    assert admin.asked == ["GET /ready"]
+    known = load(None, {})
+    server = Server(f"127.0.0.1:{free_ports(1)[0]}", None, None, max_body_bytes=1024)  # type: ignore[arg-type]
+    service = known.service.model_copy(update={"address": f"127.0.0.1:{server.port}"})
+    await server.start()
+    await asyncio.to_thread(lifecycle.service_ready, known.model_copy(update={"service": service}))
+    await server.stop()

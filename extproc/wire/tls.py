@@ -34,13 +34,17 @@ def server_credentials(tls: ServiceTlsSettings) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(first, changed, bool(tls.client_ca_file))
 
 
+_DIRECT = ("grpc.enable_http_proxy", 0)
+"""Envoy asks no proxy either; `http_proxy` in the environment is for what is outside."""
+
+
 def channel(address: str, tls: ServiceTlsSettings | None, server_name: str) -> grpc.Channel:
     """A channel to a Tidegate as Envoy makes one. CertificateError when its files cannot be read."""
     if tls is None:
-        return grpc.insecure_channel(address)
+        return grpc.insecure_channel(address, [_DIRECT])
     read = _read({"ca": tls.ca_file, "cert": tls.client_cert_file, "key": tls.client_key_file})
     trusted = grpc.ssl_channel_credentials(read["ca"], read.get("key"), read.get("cert"))
-    return grpc.secure_channel(address, trusted, [("grpc.ssl_target_name_override", server_name)])
+    return grpc.secure_channel(address, trusted, [_DIRECT, ("grpc.ssl_target_name_override", server_name)])
 
 
 class _Followed:
