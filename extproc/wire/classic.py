@@ -10,6 +10,7 @@ and what the answer says (dialects.tail).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from extproc.wire.exchange import Read, StreamExchange, Write
 from extproc.wire.pb.ext_proc_pb2 import ProcessingRequest
 
 __all__ = ["ClassicExchange", "Silence"]
+
+log = logging.getLogger(__name__)
 
 LAST_WORDS = frozenset({"done", "error"})
 """Notes of a stream behind which nothing need come, so that a reader may leave."""
@@ -209,7 +212,7 @@ class ClassicExchange(StreamExchange):
             self._first = self._clock()
         if self._released:
             return answers.body(self._tail.let_go() + chunk)
-        sent = self._tail.take(chunk)
+        sent = self._read_piece(self._tail, chunk)
         if ended:
             self._whole = True
             sent += self._tail.last_words()
@@ -217,6 +220,14 @@ class ClassicExchange(StreamExchange):
             self._told = self._heard
             self._running(self._record(RecordKind.RUNNING, self._going, set(), 0.0))
         return answers.BODY_PASSES if sent == chunk else answers.body(sent)
+
+    def _read_piece(self, tail: Tail, chunk: bytes) -> bytes:
+        """Whatever fails in reading, every byte goes on; the rest of the stream does so unread."""
+        try:
+            return tail.take(chunk)
+        except Exception:
+            log.exception("a piece of an answer was not understood")
+            return tail.let_go() + chunk
 
     def _end(self) -> None:
         """Trailers: nothing can be added to the answer any more."""

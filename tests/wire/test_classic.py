@@ -295,6 +295,18 @@ async def test_attempts_that_end_with_the_deadline_are_told_as_that(deadline_ms:
     assert metadata.get("late", False) is late
 
 
+async def test_what_cannot_be_read_goes_on_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake of ours loses no byte: what was held goes first."""
+    envoy = Envoy()
+    await envoy.depart()
+    envoy.say(answer_message(STREAM), piece(WORD + USAGE[:30]))
+    await settle()
+    monkeypatch.setattr("extproc.dialects.tail.members", lambda *_: 1 / 0)
+    envoy.say(piece(USAGE[30:]), piece(DONE), piece(b"", end=True))
+    await settle()
+    assert envoy.out == WORD + USAGE + DONE
+
+
 async def test_a_long_stream_is_told_of_while_it_goes_on() -> None:
     """Every five seconds, when something comes: what its head said, and how long its first token took."""
     envoy = Envoy()
