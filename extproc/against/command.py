@@ -15,7 +15,7 @@ from extproc.settings import Settings
 
 __all__ = ["OLDEST", "compare", "disagreements"]
 
-OLDEST = {"native": (1, 39, 0)}
+OLDEST = {"native": (1, 40, 0)}
 """The oldest Envoy that has what a profile needs."""
 
 

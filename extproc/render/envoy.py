@@ -9,7 +9,7 @@ One request: `listener` (headers that only Envoy may set are removed) -> `filter
 attempt) -> back through `lua/upstream.lua` and `lua/tail.lua`, which note what the answer said, to `access_log`.
 
 Data, not types: Envoy is the authority on its own configuration, and every rendered one is put before it in the tests.
-For Envoys before 1.39 there is another way to the upstreams, see `gates`. Deliberately not here: Kubernetes objects
+For Envoys before 1.40 there is another way to the upstreams, see `gates`. Deliberately not here: Kubernetes objects
 (see `k8s`).
 """
 
@@ -38,9 +38,11 @@ __all__ = ["RenderError", "bootstrap", "find_envoy", "to_yaml", "validate", "wri
 _VALIDATION_TIMEOUT_S = 60
 _LONGEST = 1000
 """What Envoy says against a value comes last, after the whole configuration."""
+_UNKNOWN = re.compile(r"^.*?Unable to parse JSON as proto \(.*?\)(?=: \{)", re.DOTALL)
+"""What it says of a field or type that it does not know comes first, before the whole configuration."""
 _NEWER = ("PriorityGroupClusterSpecifier", "HttpResponseLocalReplyMatchInput", "refresh_cluster_on_retry")
-"""What an Envoy before 1.39 does not know of the native profile: it tells of the first that it meets."""
-_OLDER = "\nEnvoy is older than 1.39? Then say gateway: {profile: classic}."
+"""What an Envoy before 1.40 does not know of the native profile: it tells of the first that it meets."""
+_OLDER = "\nEnvoy is older than 1.40? Then say gateway: {profile: classic}."
 _LOG_PREFIX = re.compile(r"^(\[[^\]]*\]){4} (\[[^\]]*\] )?", re.MULTILINE)
 """Time, thread, level, logger and source line, which say nothing about the configuration."""
 
@@ -105,4 +107,11 @@ def validate(text: str, envoy: str = "envoy") -> None:
     if done.returncode:
         problem = _LOG_PREFIX.sub("", done.stderr or done.stdout).strip()
         hint = _OLDER if any(word in problem for word in _NEWER) else ""
-        raise RenderError((problem if len(problem) <= _LONGEST else f"... {problem[-_LONGEST:]}") + hint)
+        raise RenderError(_shortened(problem) + hint)
+
+
+def _shortened(problem: str) -> str:
+    if len(problem) <= _LONGEST:
+        return problem
+    unknown = _UNKNOWN.match(problem)
+    return unknown[0][:_LONGEST] if unknown else f"... {problem[-_LONGEST:]}"

@@ -1,4 +1,4 @@
-"""The classic profile's way to an upstream, for Envoys before 1.39.
+"""The classic profile's way to an upstream, for Envoys before 1.40.
 
 Those cannot change the cluster of a retry. What they can is an aggregate cluster whose next priority a retry takes; but
 an aggregate's members lose their own filters, so that no attempt would have its own path, key and model. So before each

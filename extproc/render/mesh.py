@@ -23,8 +23,8 @@ _ABOUT = """\
 # Tidegate itself: overlays/istio of `tidegate k8s --write`.
 """
 _PROXIES = {
-    "native": "It takes Envoy 1.39 or newer, and an istiod as new.",
-    "classic": "It takes Envoys before 1.39, too.",
+    "native": "It takes Envoy 1.40 or newer, and an istiod as new.",
+    "classic": "It takes Envoys before 1.40, too.",
 }
 _LET_IN = """\
 # Its NetworkPolicy lets in pods with the label {}: "true"; the patched pods need it.

@@ -115,7 +115,7 @@ class GatewaySettings(Section):
     """Envoy's side: where clients connect, and what Envoy may hold."""
 
     profile: Literal["native", "classic"] = "native"
-    """What this Envoy can: `native` needs 1.39 or newer, `classic` is for older ones."""
+    """What this Envoy can: `native` needs 1.40 or newer, `classic` is for older ones."""
     address: str = "127.0.0.1"
     port: Port = 10000
     admin_port: Port = 10001

@@ -1,7 +1,7 @@
 """What the classic profile sends and is sent, beside what both do (see codec): how a request is routed by headers, and
 what is shown of its answer.
 
-An Envoy before 1.39 cannot be told the order of upstreams by metadata. It is told a cluster by header, and each
+An Envoy before 1.40 cannot be told the order of upstreams by metadata. It is told a cluster by header, and each
 upstream's gate is told by another what to do for this request.
 """
 

@@ -581,9 +581,10 @@ def test_an_older_version_of_the_settings_is_told_apart(alone: Dumped, files: Pa
 @pytest.mark.parametrize(
     ("version", "wanted"),
     [
-        ("1c/1.36.4/Clean/RELEASE/BoringSSL", "1.39.0 or newer for gateway.profile native, found 1.36.4; run a newer"),
+        ("1c/1.36.4/Clean/RELEASE/BoringSSL", "1.40.0 or newer for gateway.profile native, found 1.36.4; run a newer"),
         ("1c/1.9.10/Clean/RELEASE/BoringSSL", "found 1.9.10"),
-        ("1c/1.39.0-dev/Modified/DEBUG/BoringSSL", ""),
+        ("1c/1.39.3/Clean/RELEASE/BoringSSL", "found 1.39.3"),
+        ("1c/1.40.0-dev/Modified/DEBUG/BoringSSL", ""),
         ("1c/2.0.0/Clean/RELEASE/BoringSSL", ""),
     ],
 )

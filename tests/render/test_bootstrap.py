@@ -114,6 +114,23 @@ def test_envoy_tells_what_is_wrong() -> None:
         validate(to_yaml(bootstrap(load(None, {}))).replace("local LIMIT = 1048576", "local LIMIT = = 1"))
 
 
+def test_what_an_older_envoy_does_not_know_is_told_without_the_whole_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so before the configuration, of which some thousand bytes would hide it."""
+    said = "could not find @type 'type.googleapis.com/envoy.PriorityGroupClusterSpecifier'"
+    envoy = tmp_path / "envoy"
+    error = f"error `Unable to parse JSON as proto (INVALID_ARGUMENT: {said}): "
+    envoy.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{error}{{{'x' * 5000}}}\nEND\nexit 1\n", "utf-8")
+    envoy.chmod(0o755)
+    monkeypatch.setenv("TIDEGATE_ENVOY", str(envoy))
+    with pytest.raises(RenderError) as told:
+        validate("{}")
+    first, last = str(told.value).splitlines()
+    assert (said in first, len(first) < 200) == (True, True)
+    assert last == "Envoy is older than 1.40? Then say gateway: {profile: classic}."
+
+
 def test_without_an_envoy_that_is_said() -> None:
     with pytest.raises(RenderError, match="no-such-envoy: not found"):
         validate("{}", envoy="no-such-envoy")
