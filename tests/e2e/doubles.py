@@ -25,6 +25,8 @@ NEVER_OPENS: dict[str, Any] = {
     "failures": 100_000, "paced": 100_000, "errors": None, "slow": None, "malformed": None, "quarantine_s": None,
 }  # fmt: skip
 """A breaker that only counts."""
+PATIENT: dict[str, Any] = {"message_timeout_s": 10}
+"""An Envoy before which a machine may be slow: under a crowd, what is held is to be seen, not who is given up."""
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
 

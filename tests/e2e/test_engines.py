@@ -20,7 +20,7 @@ import pytest
 from extproc.fakes import text_of_tokens
 from extproc.stack import Stack
 from tests.e2e.conftest import books_balance, chat
-from tests.e2e.doubles import CHAT, Crowd, crowd, forget, running, tell, until
+from tests.e2e.doubles import CHAT, PATIENT, Crowd, crowd, forget, running, tell, until
 
 CACHE = 100_000
 STALE_S = 1.0
@@ -295,6 +295,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         },
         routes=[{"models": ["m"], "chain": ["vllm"]}],
         other_endpoints=None,
+        gateway=PATIENT,
     ) as stack:
         yield stack
 

@@ -23,7 +23,7 @@ import pytest
 
 from extproc.stack import Stack, free_ports
 from tests.e2e.conftest import books_balance, chat
-from tests.e2e.doubles import NEVER_OPENS, Crowd, Result, crowd, running
+from tests.e2e.doubles import NEVER_OPENS, PATIENT, Crowd, Result, crowd, running
 
 QUICK = {"first_token_s": 0.005, "output_tokens_per_s": 20_000}
 STRICT = {"limits": [{"tpm": 120_000, "burst_s": 2}], "fake": {**QUICK, "burst_s": 3}}
@@ -92,7 +92,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             for name in upstreams
         ],
         other_endpoints="sink",
-        gateway={"message_timeout_s": 10},  # a machine that is slow under these crowds is not under test
+        gateway=PATIENT,
         lanes=LANES,
         tenants=TENANTS,
         identity={"tenant": "header:x-team"},

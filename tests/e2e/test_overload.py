@@ -18,6 +18,7 @@ from extproc.stack import Stack
 from tests.e2e.conftest import books_balance, chat
 from tests.e2e.doubles import (
     NEVER_OPENS,
+    PATIENT,
     Crowd,
     Result,
     connect,
@@ -64,6 +65,7 @@ def slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             "small": {"max_wait_s": 30.0, "max_bytes": 5000},
         },
         timeouts={"first_token_s": 120, "stall_s": 120},
+        gateway=PATIENT,
     ) as stack:
         yield stack
 
@@ -299,6 +301,7 @@ def metered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         ],
         other_endpoints=None,
         lanes={"P0": {"max_wait_s": 1.0}, "P1": {"max_wait_s": 5.0}, "P2": {"max_wait_s": 5.0, "when_busy": "hold"}},
+        gateway=PATIENT,
     ) as stack:
         yield stack
 
