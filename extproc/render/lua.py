@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib import resources
 
 from extproc.dialects.errors import Row, rows_of, words_about_us
-from extproc.settings import Settings
+from extproc.settings import PROVIDERS, Settings, UpstreamSettings
 
 __all__ = ["gate_script", "host_script", "notes_script", "tail_script", "upstream_script"]
 
@@ -46,12 +46,16 @@ def upstream_script(settings: Settings, name: str) -> str:
         "name": _quoted(name),
         "prefix": _quoted(upstream.path),
         "owned": "true" if upstream.owned else "false",
-        **({"gate": "true"} if settings.gateway.profile == "classic" else {}),
+        **(_in_gate(upstream) if settings.gateway.profile == "classic" else {}),
         "wider": _table(f"[{_quoted(other)}] = true" for other in _wider(settings, name)),
     }
     known = f"local SELF = {_table(f'{key} = {value}' for key, value in own.items())}\n"
     rows = ",\n  ".join(map(_row, rows_of(upstream.provider)))
     return f"{known}local ROWS = {{\n  {rows},\n}}\n\n" + _joined("json", "words", "usage", "content", "upstream")
+
+
+def _in_gate(upstream: UpstreamSettings) -> dict[str, str]:
+    return {"gate": "true"} | ({"key": _quoted(PROVIDERS[upstream.provider].key_header)} if upstream.key_file else {})
 
 
 def _wider(settings: Settings, name: str) -> Iterator[str]:

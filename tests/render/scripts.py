@@ -108,15 +108,21 @@ class Answered:
 class Attempt(Script):
     """What reads an answer at `here`, an upstream of the provider. Others of a chain: before, `wide` and `narrow`."""
 
-    def __init__(self, provider: str, profile: str = "native") -> None:
+    def __init__(self, provider: str, profile: str = "native", **said: Any) -> None:
         url = "http://127.0.0.1:1"
         settings = settings_of(
             f"gateway: {{profile: {profile}}}",
-            here=upstream(1, provider=provider, url=url, window=1000),
+            here=upstream(1, provider=provider, url=url, window=1000, **said),
             wide=upstream(1, window=2000),
             narrow=upstream(1, window=1000),
         )
         super().__init__(upstream_script(settings, "here"))
+
+    def ask(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """The headers of a request as it leaves."""
+        table = self.value({":path": CHAT, **headers})
+        self.lua.globals()[b"attempt"](self.lua.globals()[b"envoy_on_request"], table, self.value({"path": CHAT}), b"")
+        return {key.decode(): value.decode() for key, value in table.items()}
 
     def run(
         self,

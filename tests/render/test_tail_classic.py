@@ -116,3 +116,15 @@ def test_limits_stay_in_their_headers_behind_a_gate() -> None:
     """Admission reads them there, and takes them away."""
     gate = Attempt("openai", "classic").run(JSONS[0], headers={"x-ratelimit-remaining-tokens": "7"})
     assert (gate.headers["x-ratelimit-remaining-tokens"], gate.limits) == ("7", {})
+
+
+@pytest.mark.parametrize(
+    ("provider", "header", "sent"), [("openai", "authorization", "Bearer k"), ("anthropic", "x-api-key", "k")]
+)
+def test_the_line_break_behind_a_key_stays_here(provider: str, header: str, sent: str) -> None:
+    """Envoys before 1.40 read it with the key; with it no request leaves them."""
+    gate = Attempt(provider, "classic", key_file="key")
+    assert gate.ask({header: f"{sent}\n"})[header] == sent
+    assert gate.ask({header: sent})[header] == sent
+    keyless = Attempt(provider, "classic")
+    assert keyless.ask({}).keys() == {":path"}
