@@ -211,7 +211,7 @@ class Admission:
         over = [key for key, at in self._retired.items() if at < oldest]
         for key in over:
             del self._retired[key]
-        await self.capacity.tune([Forget(key) for key in over])
+        await self.capacity.tune([Forget(key, retired=True) for key in over])
 
     def _tenant(self, name: str) -> Tenant | None:
         """The rules of a tenant, listed or not."""

@@ -387,6 +387,32 @@ def test_tenants_move_between_the_list_and_the_star_with_what_they_used() -> Non
     play(scenario)
 
 
+def test_limits_that_are_taken_away_and_come_back_hold_again() -> None:
+    """Also of tenants that nobody listed, soon after, and with what they took before."""
+
+    async def scenario(_: VirtualLoop) -> None:
+        limited, free = changed("tenants", {"*": {"concurrency": 2}}), changed("tenants", {"*": {}})
+        limited, free = (changed("upstreams.a.concurrency", 99, raw) for raw in (limited, free))
+        bench = Bench(limited)
+        bench.send("long", stays_s=500)
+        await a_moment()
+        await bench.reload(free)
+        await a_moment(1)
+        await bench.reload(limited)
+        for wave in ("soon", "later"):
+            callers = [bench.send(f"{wave} {number}", stays_s=1) for number in range(3)]
+            await a_moment(2)
+            assert [caller.refused for caller in callers] == ["", "tenant_concurrency", "tenant_concurrency"], wave
+            await a_moment(600)
+            bench.send("long again", stays_s=500)
+            await a_moment()
+        await asyncio.gather(*bench.tasks)
+        bench.balance()
+        await bench.stop()
+
+    play(scenario)
+
+
 def test_a_request_on_its_way_goes_on_though_its_tenant_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between its headers and its books; it is counted as one of the others."""
 

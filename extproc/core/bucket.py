@@ -49,6 +49,7 @@ class TokenBucket:
     shadow: bool = False
     reserve: float = 0.0
     closed_until: float = -inf
+    retired: bool = False
     lanes: dict[str, Standing] = field(default_factory=dict, compare=False)
     paced: dict[str, float] = field(default_factory=dict, compare=False)
 
@@ -247,6 +248,7 @@ class Slots:
     used: float = 0.0
     shadow: bool = False
     closed_until: float = -inf
+    retired: bool = False
     lanes: dict[str, Standing] = field(default_factory=dict, compare=False)
     seen: dict[int, float] = field(default_factory=dict, compare=False)
 

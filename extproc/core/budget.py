@@ -66,6 +66,7 @@ class Budget:
     at: float = 0.0
     shadow: bool = False
     closed_until: float = -inf
+    retired: bool = False
     until: float = field(init=False)
 
     def __post_init__(self) -> None:

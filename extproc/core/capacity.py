@@ -33,8 +33,9 @@ __all__ = [
 ]  # fmt: skip
 
 Counter = TokenBucket | Slots | Watermark | Budget
-"""What counts one key. All have `wait_for`, `due_in`, `free_at`, `take`, `change`, `refused`, `closes`, `shadow` and
-`closed_until`. They tell what the limit says, in shadow mode or not; `answer` does not refuse for a shadowed one."""
+"""What counts one key. All have `wait_for`, `due_in`, `free_at`, `take`, `change`, `refused`, `closes`, `shadow`,
+`closed_until` and `retired` (see `Retire`). They tell what the limit says, in shadow mode or not; `answer` does not
+refuse for a shadowed one."""
 Store = dict[str, Counter]
 """Everything that is counted, by key."""
 Closed = dict[str, set[str]]
@@ -91,7 +92,7 @@ class Change:
 
 @value
 class Declare:
-    """Count `key` from now on, unless it is counted already."""
+    """Count `key` from now on, unless it is counted already. One that was retired counts by these rules again."""
 
     key: str
     counter: Counter
@@ -99,9 +100,10 @@ class Declare:
 
 @value
 class Forget:
-    """Stop counting `key`."""
+    """Stop counting `key`. retired: only if it still refuses nobody."""
 
     key: str
+    retired: bool = False
 
 
 @value
@@ -180,9 +182,11 @@ def tune(store: Store, tunings: Iterable[Tuning], now: float) -> None:
     """Follow what became known of counters, in order. Keys that are not counted, or count otherwise, are ignored."""
     for tuning in tunings:
         if isinstance(tuning, Declare):
-            store.setdefault(tuning.key, tuning.counter)
+            if (counter := store.setdefault(tuning.key, tuning.counter)).retired:
+                _adopt(counter, tuning.counter, now)
         elif isinstance(tuning, Forget):
-            store.pop(tuning.key, None)
+            if not tuning.retired or ((counter := store.get(tuning.key)) and counter.retired):
+                store.pop(tuning.key, None)
         elif isinstance(tuning, Adopt):
             _adopt(store.setdefault(tuning.key, tuning.counter), tuning.counter, now)
         elif counter := store.get(tuning.key):
@@ -190,6 +194,7 @@ def tune(store: Store, tunings: Iterable[Tuning], now: float) -> None:
 
 
 def _adopt(counter: Counter, rules: Counter, now: float) -> None:
+    counter.retired = False
     match counter, rules:
         case TokenBucket(), TokenBucket():
             counter.adopt(rules, now)
@@ -204,7 +209,7 @@ def _adopt(counter: Counter, rules: Counter, now: float) -> None:
 def _tune_one(counter: Counter, tuning: Retire | Resize | Level | Pause | Seats | Gauge, now: float) -> None:
     match counter, tuning:
         case _, Retire():
-            counter.shadow, counter.closed_until = True, -inf
+            counter.shadow, counter.closed_until, counter.retired = True, -inf, True
         case _, Pause(seconds=seconds):
             counter.closed_until = max(counter.closed_until, now + seconds)
         case TokenBucket(), Resize(rate=rate, capacity=capacity):

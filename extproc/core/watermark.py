@@ -75,6 +75,7 @@ class Watermark:
     held: int = 0
     shadow: bool = False
     closed_until: float = -inf
+    retired: bool = False
     reading: Reading = Reading(0.0)  # noqa: RUF009 - a value
     asked: float = -inf
     cache: float = 0.0

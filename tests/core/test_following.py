@@ -12,7 +12,7 @@ from extproc.core.alarms import Alarms
 from extproc.core.breaker import Breaker, Evidence, Outcome, Signal, State
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
-from extproc.core.capacity import Adopt, Claim, Counter, Retire, Seats, Store, Tuning, tune
+from extproc.core.capacity import Adopt, Claim, Counter, Declare, Forget, Retire, Seats, Store, Tuning, tune
 from extproc.core.lanes import Lanes
 from extproc.core.lines import Group, Waiter
 from extproc.core.outputs import Outputs
@@ -112,6 +112,14 @@ def test_a_retired_counter_refuses_nobody_and_goes_on_counting(counter: Counter)
     moves: Iterable[Tuning] = [Retire("k"), Retire("unknown")]
     tune(store := {"k": counter}, moves, NOW)
     assert (counter.shadow, counter.closed_until, list(store)) == (True, -inf, ["k"])
+
+
+def test_a_retired_counter_that_is_declared_anew_counts_again() -> None:
+    """By the new rules, with what is taken of it; and it is not forgotten for having been retired once."""
+    store: Store = {"s": Slots(3.0, 2.0), "t": Slots(3.0, 2.0), "u": Slots(3.0, 2.0)}
+    tune(store, [Retire("s"), Retire("t"), Declare("s", Slots(4.0)), Declare("u", Slots(4.0))], NOW)
+    tune(store, [Forget(key, retired=True) for key in ("s", "t", "unknown")], NOW)
+    assert store == {"s": Slots(4.0, 2.0), "u": Slots(3.0, 2.0)}
 
 
 # Lanes.
