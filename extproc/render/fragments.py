@@ -37,7 +37,7 @@ _ABOUT: dict[str, str] = {
 # Into the HTTP connection manager, beside logs that are there. Tells Tidegate how its own requests ended. The options
 # have running answers reported, which keeps their slots taken over a restart of Tidegate; give other logs the filter
 #   log_type_filter: {types: [DownstreamPeriodic], exclude: true}
-# or they write a line for each report, too.
+# or they write a line for each report, too. The classic profile needs none of this.
 """,
     "local_replies": """\
 # Into the HTTP connection manager, before mappers that are there. Words Envoy's own answers (a body that is too large,
@@ -57,7 +57,8 @@ _ABOUT: dict[str, str] = {
 # and where gateway.secrets_dir lets Envoy follow them.
 """,
     "listeners": """\
-# Into `listeners` of `static_resources`: loopback only; Tidegate tries upstreams through it before breakers close.
+# Into `listeners` of `static_resources`: loopback only; Tidegate tries upstreams through it before breakers close. In
+# the classic profile also the gates before upstreams, on unix sockets of this Envoy.
 """,
 }
 
@@ -65,10 +66,11 @@ _DATA: dict[str, Callable[[Parts], Data]] = {
     "http_filters": lambda ours: {"http_filters": ours.http_filters},
     "upstream_log": lambda ours: {"upstream_log": ours.upstream_log},
     "routes": lambda ours: {"routes": ours.routes},
-    "access_log": lambda ours: {
-        "access_log": ours.access_log,
-        "access_log_options": {"access_log_flush_interval": FLUSH},
-    },
+    "access_log": lambda ours: (
+        {"access_log": ours.access_log, "access_log_options": {"access_log_flush_interval": FLUSH}}
+        if ours.access_log
+        else {}
+    ),
     "local_replies": lambda ours: {"local_reply_config": {"mappers": ours.mappers}},
     "clusters": lambda ours: {"clusters": ours.clusters},
     "secrets": lambda ours: {"secrets": ours.secrets},

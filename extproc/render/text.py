@@ -16,7 +16,8 @@ _INLINE = 96
 
 _HEADER = """\
 # Rendered by Tidegate from its settings; change those, not this file.
-# For Envoy 1.40. Keys are read by Envoy from their files and never stand here.
+# For Envoy 1.39 or newer, or an older one where gateway.profile says so.
+# Keys are read by Envoy from their files and never stand here.
 """
 
 
