@@ -43,6 +43,8 @@ __all__ = ["Admission"]
 
 PRICING_S = 60.0
 """No request takes longer from its arrival to its books."""
+FORMER_S = 1800.0
+"""Nor does one that asked for a lane, to be in line there, however slowly it is sent."""
 
 
 class Admission:
@@ -73,6 +75,8 @@ class Admission:
         self._clock = clock
         self._epoch_offset = epoch_offset
         self._retired: dict[str, float] = {}
+        self._former: dict[str, float] = {}
+        """Lanes that are not among the rules any more, and since when."""
         store = _store(policy, levels or {}, clock.time(), epoch_offset)
         self._durable = (*store, *_learned_keys(policy))
         self._alarms = Alarms(_budget_keys(store))
@@ -140,8 +144,8 @@ class Admission:
         """
         if policy.upstreams.keys() != self.policy.upstreams.keys():
             raise ValueError("upstreams cannot come or go while this runs")
-        policy = replace(policy, lanes=_with_former_lanes(policy.lanes, self.policy.lanes))
         now, former = self._clock.time(), self._durable
+        policy = replace(policy, lanes=_with_former_lanes(policy.lanes, self._former_lanes(policy, now)))
         store = _store(policy, {}, now, self._epoch_offset)
         own, gone = self.allowances.follow(policy)
         self._durable = (*store, *_learned_keys(policy))
@@ -212,6 +216,13 @@ class Admission:
         for key in over:
             del self._retired[key]
         await self.capacity.tune([Forget(key, retired=True) for key in over])
+
+    def _former_lanes(self, policy: Policy, now: float) -> dict[str, Lane]:
+        """The lanes that others than these rules name, as long as somebody may be on the way to one or have been in."""
+        oldest = min(self.flights.oldest(), now - FORMER_S)
+        gone = {name: self._former.get(name, now) for name in self.policy.lanes if name not in policy.lanes}
+        self._former = {name: at for name, at in gone.items() if at >= oldest or self.lanes.backlogs[name].requests}
+        return {name: self.policy.lanes[name] for name in self._former}
 
     def _tenant(self, name: str) -> Tenant | None:
         """The rules of a tenant, listed or not."""

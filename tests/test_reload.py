@@ -258,6 +258,31 @@ def test_a_lane_that_is_gone_lets_its_people_go_after_all_others() -> None:
     play(scenario)
 
 
+def test_lanes_that_are_gone_are_forgotten_in_the_end() -> None:
+    """Not while somebody may come to stand there, or has books that are open; then whatever names they had."""
+
+    async def scenario(_: VirtualLoop) -> None:
+        bench = Bench()
+        long = bench.send("long", lane="P2", stays_s=9_000)
+        await a_moment()
+        for number in range(30):
+            await bench.reload(changed("lanes", {f"L{number}": {"max_wait_s": 60}}))
+            await a_moment(300)
+        assert "P2" in bench.service.lanes.queues, "its books are open"
+        await a_moment(600)
+        assert long.task.done()
+        await bench.reload(RAW)
+        assert list(bench.service.lanes.queues)[:3] == ["P0", "P1", "P2"]
+        assert len(bench.service.lanes.queues) < 12
+        await a_moment(2_000)
+        await bench.reload(RAW)
+        assert list(bench.service.lanes.queues) == ["P0", "P1", "P2"]
+        await asyncio.gather(*bench.tasks)
+        await bench.stop()
+
+    play(scenario)
+
+
 def test_other_rules_of_a_lane_hold_for_those_who_wait() -> None:
     """Spill instead of hold, another order, other weights: without anybody losing its place."""
 

@@ -182,11 +182,12 @@ def tune(store: Store, tunings: Iterable[Tuning], now: float) -> None:
     """Follow what became known of counters, in order. Keys that are not counted, or count otherwise, are ignored."""
     for tuning in tunings:
         if isinstance(tuning, Declare):
-            if (counter := store.setdefault(tuning.key, tuning.counter)).retired:
-                _adopt(counter, tuning.counter, now)
+            if (declared := store.setdefault(tuning.key, tuning.counter)).retired:
+                _adopt(declared, tuning.counter, now)
         elif isinstance(tuning, Forget):
-            if not tuning.retired or ((counter := store.get(tuning.key)) and counter.retired):
-                store.pop(tuning.key, None)
+            known = store.get(tuning.key)
+            if known is not None and (known.retired or not tuning.retired):
+                del store[tuning.key]
         elif isinstance(tuning, Adopt):
             _adopt(store.setdefault(tuning.key, tuning.counter), tuning.counter, now)
         elif counter := store.get(tuning.key):
