@@ -29,11 +29,15 @@ TAIL = "x-tg-tail"
 """Header with what a gate noted of an answer that it read whole: `key=word;key=word`."""
 NUMBERS = frozenset({"in", "out", "cached", "cache_write", "reasoning"})
 """Which of these words are numbers."""
+READ = frozenset({"cap", "stops", "results"})
+"""What an upstream's script wants to know of what the caller asked."""
 INTERNAL = "x-tg-"
 LIMITS = ("ratelimit-", "tokenlimit-")
 """What a name holds that tells of the limits of our account: the caller does not see those of answers that it gets."""
 NEARLY = 0.95
 """So much of a deadline counts as all of it."""
+VIA_UPSTREAM = "via_upstream"
+"""Details of an answer that Envoy did not make itself."""
 ATTRIBUTES = "envoy.filters.http.ext_proc"
 _ATTRIBUTES = ("upstream.address", "upstream.request_attempt_count", "response.code_details", "response.flags")
 
@@ -62,7 +66,8 @@ _FLAGS = (
 class Shown:
     """The head of an answer. status: as the caller will see it. upstream: who answered, empty where Envoy did by
     itself. details, flags, attempt: as in ports.Record. tail: what a gate noted. limits: headers for ports.Record.
-    removed: headers that the caller does not see. whole: no body follows.
+    removed: headers that the caller does not see. own: it is Envoy's, even if an upstream was asked. silent: it is a
+    gate's, whose upstream gave none. whole: no body follows.
     """
 
     status: int
@@ -71,6 +76,8 @@ class Shown:
     details: str
     flags: frozenset[str]
     attempt: int
+    own: bool
+    silent: bool
     whole: bool
     limits: Mapping[str, str] = field(default_factory=dict)
     tail: Mapping[str, str | float] = field(default_factory=dict)
@@ -104,6 +111,7 @@ def departure(going: Departure, asked: str, now_ms: int) -> bytes:
     answer: HeadersResponse | BodyResponse = getattr(response, asked)
     headers = answer.response.header_mutation.set_headers
     codec.put(headers, CLUSTER, name_of(going.order))
+    codec.put(headers, ":path", going.path)
     codec.put(headers, ROUTE, json.dumps(route(going, now_ms), separators=(",", ":")))
     if _ends_with_deadline(going):
         response.dynamic_metadata.fields[codec.ROUTE].struct_value.fields["late"].bool_value = True
@@ -111,24 +119,19 @@ def departure(going: Departure, asked: str, now_ms: int) -> bytes:
 
 
 def route(going: Departure, now_ms: int) -> dict[str, Any]:
-    """What gates are told: what stands in the metadata, but for the last words, which no gate speaks.
+    """What gates are told: of what stands in the metadata only what an upstream's script reads. Envoy takes no more of
+    headers than 60 KiB altogether, the caller's included, and what callers wrote may be long.
 
-    Each attempt starts with this, so that where there is a deadline it also says when the first began.
+    The path is the request's own there. Each attempt starts with this, so that where there is a deadline it also says
+    when the first began.
     """
     words: dict[str, Any] = {
         "priority_groups": [{"name": name} for name in going.order],
-        "dialect": going.dialect,
-        "fail_retry": str(going.fail_retry_s),
         "ticket": going.ticket,
-        "path": going.path,
-        "queue_ms": str(going.queue_ms),
-        **going.facts,
+        **{name: word for name, word in going.facts.items() if name in READ},
     }
-    if going.last_resort:
-        words["last_resort"] = going.last_resort
-    for name, flag in (("stream", going.stream), ("hide_usage", going.hide_usage), ("again", going.again)):
-        if flag:
-            words[name] = True
+    if going.again:
+        words["again"] = True
     if going.deadline_ms is not None:
         words |= {"deadline_ms": going.deadline_ms, "began_ms": now_ms}
         if going.per_try_s is not None:
@@ -149,13 +152,16 @@ def shown(message: ProcessingRequest) -> Shown:
     limits = {name: headers[name] for name in removed if not name.startswith(INTERNAL)}
     if "retry-after" in headers:
         limits["retry-after"] = headers["retry-after"]
+    upstream, details = codec.upstream_at(str(words.get("upstream.address", ""))), words.get("response.code_details")
     return Shown(
         status=int(status) if status.isdigit() else 0,
         kind=headers.get("content-type", ""),
-        upstream=codec.upstream_at(str(words.get("upstream.address", ""))),
-        details=str(words.get("response.code_details", "")),
+        upstream=upstream,
+        details=str(details or ""),
         flags=_flags(int(words.get("response.flags", 0))),
         attempt=int(words.get("upstream.request_attempt_count", 0)),
+        own=not upstream or details not in (None, VIA_UPSTREAM),
+        silent=codec.FLAGS in headers,
         whole=answer.end_of_stream,
         limits=limits,
         tail=noted(headers.get(TAIL, "")),

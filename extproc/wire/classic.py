@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from extproc.core.request import Endpoint
+from extproc.dialects.paths import endpoint_of
 from extproc.dialects.tail import Tail
 from extproc.ports import Departure, Gone, Head, Record, RecordKind
 from extproc.wire import answers, codec
@@ -144,7 +146,7 @@ class ClassicExchange(StreamExchange):
             request_id=self._request_id,
             shown=head.status if head else 0,
             headers=head.limits if head else {},
-            tail={"events": 0.0} | self._tail.notes if self._tail else head.tail if head else {},
+            tail=dict(self._tail.notes) if self._tail else head.tail if head else {},
         )
 
     def _ended_by(self) -> set[str]:
@@ -172,9 +174,13 @@ class ClassicExchange(StreamExchange):
     def _status(self) -> int:
         """As the caller saw it: what the last upstream failed with becomes Envoy's own word."""
         if self._shown is None:
-            return self._said[0] or (TOO_LATE if self._timed_out() else 0)
+            return self._said[0] or (self._late() if self._timed_out() else 0)
         status = self._shown.status
-        return EXHAUSTED if self._shown.upstream and (status >= FAILED or status == PACED) else status
+        return EXHAUSTED if not self._shown.own and (status >= FAILED or status == PACED) else status
+
+    def _late(self) -> int:
+        """Status of an answer that did not come in time: in the caller's, or in ours."""
+        return TOO_LATE if self._going is not None and self._going.deadline_ms is not None else EXHAUSTED
 
     def _may_end(self) -> bool:
         return self._released and not (self._tail and self._tail.holds)
@@ -193,16 +199,20 @@ class ClassicExchange(StreamExchange):
                 raise Gone
 
     def _begin(self, message: ProcessingRequest) -> bytes:
-        """An answer that is not a stream is whole once it begins: its gate has read it to its end."""
+        """An answer that is not a stream is whole once it begins: its gate has read it to its end.
+
+        What is not counted in tokens is not read: its events have no such end.
+        """
         assert self._going is not None  # noqa: S101 - an answer comes after its departure
         self._answered = self._clock()
         self._shown = head = answers.shown(message)
-        read = not head.whole and head.status == OK and EVENTS in head.kind and not self._released
+        priced = endpoint_of("POST", self._going.path) not in (None, Endpoint.OTHER)
+        read = priced and not head.whole and head.status == OK and EVENTS in head.kind and not self._released
         if read:
             self._tail = _tail_of(self._going)
         else:
             self._whole = True
-            self._first = self._answered if head.upstream and not head.whole else None
+            self._first = None if head.own or head.silent or head.whole else self._answered
         return answers.pass_head(head, read=read)
 
     def _continue(self, chunk: bytes, *, ended: bool) -> bytes:

@@ -26,6 +26,7 @@ from extproc.wire.pb.ext_proc_pb2 import (
 
 __all__ = [
     "CONTINUE",
+    "FLAGS",
     "ROUTE",
     "TAIL",
     "TRAILERS_PASS",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,7 +142,7 @@ def headers_of(answer: ProcessingResponse) -> dict[str, str]:
 
 
 async def test_gates_are_told_what_the_metadata_says() -> None:
-    """In ASCII, all but the last words, and with the time from which a deadline counts."""
+    """In ASCII, as far as gates want to know it, and with the time from which a deadline counts."""
     envoy = Envoy()
     await envoy.depart()
     sent = headers_of(envoy.last)
@@ -149,22 +150,31 @@ async def test_gates_are_told_what_the_metadata_says() -> None:
     assert sent["x-tidegate-route"].isascii()
     told = json.loads(sent["x-tidegate-route"])
     metadata = MessageToDict(envoy.last.dynamic_metadata)["llm.route"]
-    del metadata["fail_body"]
     assert told.pop("began_ms") > 1.7e12
-    assert told == metadata
+    assert sent[":path"] == metadata["path"]
+    assert told == {name: metadata[name] for name in (*PLAINLY, "again", "deadline_ms", "per_try_ms", *HEADS, "cap")}
 
 
 PLAIN = Departure(
     ticket="t", order=("a",), path="/v1/x", dialect="openai", stream=False, queue_ms=0, fail_body="", fail_retry_s=1
 )
+PLAINLY, HEADS = ("priority_groups", "ticket"), ("heads", "width")
 
 
-@pytest.mark.parametrize("going", [PLAIN, DEPARTURE], ids=["plain", "full"])
-async def test_what_is_not_said_is_left_out(going: Departure) -> None:
-    """A departure with and one without its optional words write the same members as the metadata."""
-    message = codec.leaving(going, "request_body")
-    metadata = MessageToDict(message.dynamic_metadata)["llm.route"]
-    assert answers.route(going, 1).keys() - {"began_ms"} == metadata.keys() - {"fail_body"}
+def test_what_is_not_said_is_left_out() -> None:
+    assert answers.route(PLAIN, 1).keys() == set(PLAINLY)
+
+
+def test_what_callers_wrote_does_not_grow_in_headers() -> None:
+    """Envoy refuses a mutation when the headers of a request come to 60 KiB by it; a caller may send nearly so many."""
+    long = "/v1/chat/completions?" + "a" * 40_000
+    facts = {"tenant": "t" * 9000, "session": "s" * 9000, "model": "m" * 256}
+    message = ProcessingResponse.FromString(
+        answers.departure(replace(PLAIN, path=long, facts=facts), "request_body", 1)
+    )
+    sent = headers_of(message)
+    assert sent.pop(":path") == long  # in place of the same
+    assert sum(len(name) + len(text) for name, text in sent.items()) < 200
 
 
 # ----------------------------------------------------------------------------------------------- on the way back
@@ -238,6 +248,56 @@ async def test_failures_have_the_status_that_the_caller_sees(status: str, upstre
     assert record is not None
     assert (record.status, record.details) == (shown, details)
     assert record.flags == {"upstream_request_timeout"}
+
+
+@pytest.mark.parametrize(("deadline_ms", "status"), [(500, 504), (None, 503)], ids=["in the caller's time", "in ours"])
+async def test_an_answer_that_is_late_is_told_as_the_caller_sees_it(deadline_ms: int | None, status: int) -> None:
+    """Whether Envoy shows its own words, which it may not, or just ends."""
+    going = replace(PLAIN, deadline_ms=deadline_ms, total_s=0.5)
+    for shows in (True, False):
+        envoy = Envoy()
+        watching = await envoy.depart(going)
+        envoy.now += 0.5
+        if shows:  # the upstream is the one that was asked
+            told: dict[str, Any] = {"response__code_details": "response_timeout", "response__flags": 4.0}
+            envoy.say(answer_message({":status": str(status)}, upstream__address=GATE, **told))
+        envoy.close()
+        await watching
+        record = envoy.exchange.final()
+        assert record is not None
+        assert (record.status, record.details) == (status, "response_timeout")
+        assert record.flags == {"upstream_request_timeout"}
+        assert record.first_token_s is None
+
+
+@pytest.mark.parametrize("path", ["/v1/threads/t/runs", "/v1/responses/r_1?stream=true", "/v1/audio/speech"])
+async def test_events_that_are_not_counted_in_tokens_pass_unread(path: str) -> None:
+    """Such a stream has no [DONE], and what it says of usage is not this request's."""
+    envoy = Envoy()
+    watching = await envoy.depart(replace(DEPARTURE, path=path))
+    envoy.say(answer_message(STREAM))
+    await settle()
+    assert not envoy.last.HasField("mode_override")
+    assert not envoy.last.response_headers.response.header_mutation.remove_headers
+    envoy.close()
+    await watching
+    record = envoy.exchange.final()
+    assert record is not None
+    assert (record.status, record.tail) == (200, {})
+
+
+@pytest.mark.parametrize("pieces", [(), (b"\x1f\x8b" + b"x" * 50,)], ids=["nothing came", "nothing is understood"])
+async def test_events_that_nobody_counted_are_not_told_as_none(pieces: tuple[bytes, ...]) -> None:
+    """The answer that they were may have been paid for: then the estimate holds."""
+    envoy = Envoy()
+    watching = await envoy.depart()
+    envoy.say(answer_message(STREAM), *map(piece, pieces))
+    await settle()
+    envoy.close()
+    await watching
+    record = envoy.exchange.final()
+    assert record is not None
+    assert "events" not in record.tail
 
 
 async def test_a_stream_that_just_stops_gets_a_word_of_why() -> None:

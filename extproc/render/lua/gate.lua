@@ -1,8 +1,7 @@
 -- First in a gate: what admission told in a header, as the metadata that the upstream's script reads. `HEADER`, its
 -- name, stands before this text. Whole JSON is read here, but only what our own service wrote: nobody else can send
--- that header to a gate.
+-- that header to a gate. The path is still as it is in the metadata of the native profile: admission wrote it.
 
-local UNREAD = { fail_body = true, fail_retry = true, queue_ms = true }
 local ESCAPES = { b = "\b", f = "\f", n = "\n", r = "\r", t = "\t" }
 
 local function utf8_of(code)
@@ -66,9 +65,8 @@ end
 
 local function told(handle, s)
   local metadata = handle:streamInfo():dynamicMetadata()
-  for key, at in pairs((members(s, 1))) do
-    if not UNREAD[key] then metadata:set("llm.route", key, value(s, at)) end
-  end
+  metadata:set("llm.route", "path", handle:headers():get(":path"))
+  for key, at in pairs((members(s, 1))) do metadata:set("llm.route", key, value(s, at)) end
 end
 
 function envoy_on_request(handle)
