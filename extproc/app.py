@@ -41,7 +41,7 @@ from extproc.telemetry.tally import Tally
 from extproc.watchdog import Watchdog
 from extproc.wire.classic import Silence
 from extproc.wire.server import Server
-from extproc.wire.sockets import UnixSocket
+from extproc.wire.sockets import SocketError, UnixSocket
 from extproc.wording import Wording
 
 __all__ = ["Service", "run"]
@@ -110,12 +110,15 @@ class Service:
         self._console: Any = None
 
     async def start(self) -> None:
-        """Load vocabularies, then serve."""
+        """Load vocabularies, then serve. SocketError where the console's address cannot be had."""
         settings = self.settings
         await self.clock.run_in_executor(self._executor, _preload, settings)
-        self._console = await state.serve(
-            settings.service.console, self.state, self.admission.allowances, metrics=Metrics().page
-        )
+        try:
+            self._console = await state.serve(
+                settings.service.console, self.state, self.admission.allowances, metrics=Metrics().page
+            )
+        except OSError as error:
+            raise SocketError(f"service.console: {error.strerror}") from None
         await self.server.start()
         gc.freeze()  # what has been loaded stays: no collection need look at it again
         self._watchdog.start()

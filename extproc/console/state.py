@@ -84,7 +84,8 @@ async def serve(
 ) -> web.AppRunner:
     """Serve `GET /state`, `/metrics`, `/healthz` and `/sessions` on host:port; returns the runner to clean up.
 
-    metrics: a state as text for Prometheus. It is asked in a thread, and for one page at a time.
+    metrics: a state as text for Prometheus. It is asked in a thread, and for one page at a time. OSError where the
+    address cannot be had.
     """
     one_page = asyncio.Lock()
 

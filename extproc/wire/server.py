@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -23,7 +24,7 @@ from extproc.wire.doubts import Doubts
 from extproc.wire.exchange import Read, StreamExchange, Write
 from extproc.wire.pb.access_log_pb2 import StreamAccessLogsMessage, StreamAccessLogsResponse
 from extproc.wire.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from extproc.wire.sockets import UnixSocket
+from extproc.wire.sockets import SocketError, UnixSocket
 from extproc.wire.tls import server_credentials
 
 __all__ = ["Server"]
@@ -66,7 +67,7 @@ class Server:
         """`address` is host:port, which is not looked at where there is a `socket`.
 
         classic: Envoy shows answers, and logs no outcomes of requests; when it ends those that say no more. health:
-        host:port of a second server, without TLS, which only tells health.
+        host:port of a second server, without TLS, which only tells health. SocketError where an address cannot be had.
         """
         credentials = server_credentials(tls) if tls else None
         if socket is not None:
@@ -86,14 +87,14 @@ class Server:
         if socket is not None:
             socket.open(self._server.add_insecure_port)
         elif credentials is not None:
-            self.port = self._server.add_secure_port(address, credentials)
+            self.port = _listening(address, partial(self._server.add_secure_port, address, credentials))
         else:
-            self.port = self._server.add_insecure_port(address)
+            self.port = _listening(address, partial(self._server.add_insecure_port, address))
         self._health = grpc.aio.server(options=OPTIONS) if health else None
         self.health_port = 0
         if self._health is not None and health:
             self._health.add_generic_rpc_handlers((_health(self),))
-            self.health_port = self._health.add_insecure_port(health)
+            self.health_port = _listening(health, partial(self._health.add_insecure_port, health))
 
     async def start(self) -> None:
         """Begin to serve."""
@@ -179,6 +180,15 @@ class Server:
                     self._doubts.hear(record)
         except Exception:
             log.exception("an access log record was not understood")
+
+
+def _listening(address: str, bind: Callable[[], int]) -> int:
+    """The port. gRPC does not tell why it cannot be had."""
+    try:
+        return bind()
+    except RuntimeError:
+        why = "another process listens there (a Tidegate that still drains?), or it is no address of this machine"
+        raise SocketError(f"{address}: {why}") from None
 
 
 def _services(server: Server) -> list[grpc.GenericRpcHandler[Any, Any]]:

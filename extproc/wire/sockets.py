@@ -21,7 +21,7 @@ _LISTENS_S = 1.0
 
 
 class SocketError(Exception):
-    """The socket cannot be listened on. The message begins with its path."""
+    """An address cannot be listened on. The message begins with it."""
 
 
 @dataclass

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from extproc.stack import free_ports
 from extproc.wire.server import Server
 from extproc.wire.sockets import SocketError, UnixSocket
 
@@ -126,3 +128,18 @@ def test_what_cannot_be_a_socket_is_said(path: Path) -> None:
         server_at(path, group="no-such-group")
     with pytest.raises(SocketError, match=r"gone/tidegate\.sock: its folder is not there"):
         server_at(path.parent / "gone" / path.name)
+
+
+@pytest.mark.parametrize("place", ["address", "console"])
+def test_a_port_that_is_taken_is_told(place: str, tmp_path: Path) -> None:
+    """As where an earlier Tidegate still drains."""
+    other = free_ports(1)[0]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ports = {"address": other, "console": other, place: port}
+        file = tmp_path / "tidegate.yaml"
+        file.write_text(yaml.safe_dump({"service": {key: f"127.0.0.1:{ports[key]}" for key in ports}}), "utf-8")
+        command = [sys.executable, "-m", "extproc", "serve", "--config", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert str(port) in done.stderr.splitlines()[-1]
