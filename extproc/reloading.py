@@ -4,8 +4,9 @@ A file counts as changed when its content is another, however it came there: wri
 swap of a link somewhere above it, as Kubernetes does for a ConfigMap. It is looked at once a second, and read when it
 has held still for a second, so that half a file is never taken for one. SIGHUP has it read at once.
 
-A file with a mistake is refused as `tidegate check` would, and what holds goes on holding. What cannot be followed
-keeps its old value and is told by name, on the log and on the state page, with what it needs.
+A file with a mistake is refused as `tidegate check` would, and what holds goes on holding; so is what is no file but a
+pipe or a folder, for nobody waits for what may never come. What cannot be followed keeps its old value and is told by
+name, on the log and on the state page, with what it needs.
 
 Deliberately not here: which settings can be followed (settings.changes), and how that is done (app).
 """
@@ -15,14 +16,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from extproc.settings import Settings, SettingsError, load
 from extproc.settings.changes import Difference, differences, follow, version_of
+from extproc.settings.loading import MOST_BYTES
 
 __all__ = ["Reloading", "Told", "Watch"]
 
@@ -30,6 +36,9 @@ log = logging.getLogger("tidegate")
 
 LOOK_S = 1.0
 """Between two looks at the file."""
+YIELD_S = 0.0005
+"""Whoever reads settings in a thread lets others go on after so long: Python's usual 5 ms would be added to each turn
+of the loop that serves requests, and large settings are read for seconds."""
 MOST_TOLD = 50
 """So many changes are written to the log by name."""
 
@@ -58,7 +67,7 @@ class Watch:
 
 
 def _looks(path: Path) -> tuple[int, ...] | None:
-    """What a look without reading tells of a file; links are followed. None while there is none."""
+    """What a look without reading tells of a file; links are followed. None while there is nothing."""
     try:
         told = path.stat()
     except OSError:
@@ -67,10 +76,21 @@ def _looks(path: Path) -> tuple[int, ...] | None:
 
 
 def _content(path: Path) -> bytes:
+    """A digest; of what is no file, or too large, its kind and size alone."""
     try:
-        return hashlib.sha256(path.read_bytes()).digest()
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe is not waited for
     except OSError:
         return b""
+    try:
+        told = os.fstat(opened)
+        if not S_ISREG(told.st_mode) or told.st_size > MOST_BYTES:
+            return f"{told.st_mode}:{told.st_size}".encode()
+        with open(opened, "rb", closefd=False) as file:
+            return hashlib.sha256(file.read(MOST_BYTES)).digest()
+    except OSError:
+        return b""
+    finally:
+        os.close(opened)
 
 
 @dataclass(slots=True)
@@ -95,6 +115,17 @@ class Told:
             "problems": list(self.problems),
             "waiting": [{"change": str(one), "needs": one.need} for one in self.waiting],
         }
+
+
+@contextmanager
+def _yielding() -> Iterator[None]:
+    """Let others go on more often meanwhile. Only one thread at a time reads settings."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(YIELD_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def _listed(changes: list[Difference]) -> str:
@@ -128,7 +159,7 @@ class Reloading:
 
     async def run(self) -> None:
         """Follow the file until cancelled."""
-        watch = None if self._path is None else Watch(self._path)
+        watch = None if self._path is None else await asyncio.to_thread(Watch, self._path)
         if self._path is not None and await asyncio.to_thread(self._is_other, self._path):
             await self.reload(self._path)  # it changed while we started
         while True:
@@ -137,9 +168,9 @@ class Reloading:
                 if asked:
                     log.warning("there is no config file to read again")
             elif asked:
-                watch.read()
+                await asyncio.to_thread(watch.read)
                 await self.reload(self._path)
-            elif watch.changed():
+            elif await asyncio.to_thread(watch.changed):
                 await self.reload(self._path)
 
     async def reload(self, path: Path) -> bool:
@@ -166,8 +197,9 @@ class Reloading:
         return True
 
     def _is_other(self, path: Path) -> bool:
+        """Not if it was a pipe, which can be read once."""
         try:
-            return load(path) != self._started
+            return path.is_file() and load(path) != self._started
         except SettingsError:
             return True
 
@@ -183,9 +215,12 @@ class Reloading:
 
     def _read(self, path: Path) -> tuple[Settings, list[Difference], list[Difference]]:
         """What is to hold, what of it is new, and what has to wait."""
-        held, waiting = follow(self._started, load(path))
-        self._prepare(held)
-        return held, differences(self._holds, held), waiting
+        if path.exists() and not path.is_file():
+            raise SettingsError([f"{path}: is not a file"])
+        with _yielding():
+            held, waiting = follow(self._started, load(path))
+            self._prepare(held)
+            return held, differences(self._holds, held), waiting
 
     def _refuse(self, problems: list[str]) -> None:
         self.told.refused, self.told.at, self.told.problems = self.told.refused + 1, time.time(), problems

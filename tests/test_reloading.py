@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import yaml
 from extproc import up
 from extproc.reloading import Reloading, Watch
 from extproc.settings import Settings, load
+from extproc.settings.loading import MOST_BYTES
 from extproc.stack import Stack
 
 RAW: dict[str, Any] = {
@@ -145,6 +147,60 @@ async def test_very_many_changes_are_not_all_told(path: Path, caplog: pytest.Log
     assert "tenants.one.key_sha256: 1 -> 2, other keys; tenants.t00: added" in caplog.text
     assert "tenants.t48: added; and 11 more" in caplog.text
     assert not any(digest * 4 in caplog.text for digest in ("ab", "cd", "ef"))
+
+
+def put_instead(path: Path, other: str) -> None:
+    """Something else under its name. Bombs are short, and say more than any memory holds."""
+    beside, names = path.with_suffix(".other"), "abcdefghijkl"
+    match other:
+        case "pipe":
+            os.mkfifo(beside)
+        case "folder":
+            beside.mkdir()
+            path.unlink()
+        case "far too large":
+            with beside.open("wb") as file:
+                file.truncate(MOST_BYTES + 1)
+        case "bomb" | "merged bomb":
+            nine = [", ".join(f"k{i}: *{a}" for i in range(9)) for a in names]
+            if other == "merged bomb":
+                nine = [f"<<: [{', '.join([f'*{a}'] * 9)}]" for a in names]
+            rows = [f"{name}: &{name} {{{held}}}" for name, held in zip(names[1:], nine, strict=False)]
+            beside.write_text("\n".join(["a: &a {x: 1}", *rows]))
+        case _:
+            if path.is_dir():
+                path.rmdir()
+            return
+    beside.replace(path)
+
+
+@pytest.mark.parametrize("other", ["pipe", "folder", "far too large", "bomb", "merged bomb"])
+async def test_what_is_no_config_is_refused_and_not_waited_for(path: Path, other: str) -> None:
+    """Also when a signal asks for it. The service goes on, and so does the following."""
+    bench = Bench(path)
+    told, running = bench.reloading.told, asyncio.create_task(bench.reloading.run())
+    await asyncio.sleep(0.05)
+    put_instead(path, other)
+    await bench.until(lambda: told.refused == 1)
+    assert told.problems[0].startswith(str(path))
+    bench.reloading.ask()
+    await bench.until(lambda: told.refused == 2)
+    put_instead(path, "nothing")
+    written(path, observe=0.5)
+    await bench.until(lambda: told.applied == 1)
+    running.cancel()
+
+
+async def test_others_go_on_while_settings_are_read(path: Path) -> None:
+    """Who reads lets go of the interpreter more often than usual."""
+    bench = Bench(path)
+    seen: list[float] = []
+    prepare = bench.reloading._prepare
+    bench.reloading._prepare = lambda settings: (seen.append(sys.getswitchinterval()), prepare(settings))
+    usual = sys.getswitchinterval()
+    await bench.reloading.reload(path)
+    assert [interval < usual / 5 for interval in seen] == [True]
+    assert sys.getswitchinterval() == usual
 
 
 async def test_a_signal_reads_it_at_once(path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Hashable, Iterator, Mapping
 from importlib import resources
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,7 @@ def load(path: Path | None, environ: Mapping[str, str] = os.environ) -> Settings
     """Settings from `path` (the built-in demo when None) under the environment. SettingsError on any mistake."""
     if path is None:
         return parse(resources.files("extproc").joinpath("default.yaml").read_text("utf-8"), "default", environ)
-    try:
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise SettingsError([f"{path}: {error.strerror}"]) from None
-    except UnicodeDecodeError:
-        raise SettingsError([f"{path}: is not UTF-8 text"]) from None
-    return parse(text, str(path), environ, folder=path.absolute().parent)
+    return parse(_text(path), str(path), environ, folder=path.absolute().parent)
 
 
 def parse(text: str, source: str, environ: Mapping[str, str] | None = None, *, folder: Path | None = None) -> Settings:
@@ -54,8 +49,36 @@ def parse(text: str, source: str, environ: Mapping[str, str] | None = None, *, f
     return settings
 
 
+MOST_BYTES = 16 * 1024 * 1024
+"""Of a file. Whatever is larger is no config, and would be read for minutes."""
+MOST_VALUES = 1_000_000
+"""Where what an alias names is counted each time: few lines can say more than any memory holds."""
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            read = file.read(MOST_BYTES + 1)
+        if len(read) > MOST_BYTES:
+            raise SettingsError([f"{path}: has more than {MOST_BYTES:,} bytes"])
+        return read.decode("utf-8")
+    except OSError as error:
+        raise SettingsError([f"{path}: {error.strerror}"]) from None
+    except UnicodeDecodeError:
+        raise SettingsError([f"{path}: is not UTF-8 text"]) from None
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses a key written twice; plain YAML would silently keep the last."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge what `<<` names, unless that is more than there may be in all."""
+        super().flatten_mapping(node)
+        if len(node.value) > MOST_VALUES:
+            raise yaml.constructor.ConstructorError(None, None, TOO_MANY, node.start_mark)
+
+
+TOO_MANY = f"aliases make more than {MOST_VALUES:,} values of it"
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -84,13 +107,29 @@ def _read_yaml(text: str, source: str) -> dict[str, Any]:
 
 def _value_of(text: str, source: str) -> Any:
     try:
-        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        value = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise SettingsError([f"{source}{line}: {error.problem}"]) from None
     except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise SettingsError([f"{source}: not YAML: {reason[:200]}"]) from None
+    if _values(value, {}) > MOST_VALUES:
+        raise SettingsError([f"{source}: {TOO_MANY}"])
+    return value
+
+
+def _values(value: Any, known: dict[int, float]) -> float:
+    """How many values of sections it has, those of an alias each time; infinite for what holds itself.
+
+    Lists are not copied, and found wrong where one stands that is not to.
+    """
+    if not isinstance(value, dict):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = inf
+        known[id(value)] = 1 + sum(_values(each, known) for each in value.values())
+    return known[id(value)]
 
 
 def _overridden(raw: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
