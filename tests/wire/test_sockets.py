@@ -138,7 +138,12 @@ def test_a_port_that_is_taken_is_told(place: str, tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         ports = {"address": other, "console": other, place: port}
         file = tmp_path / "tidegate.yaml"
-        file.write_text(yaml.safe_dump({"service": {key: f"127.0.0.1:{ports[key]}" for key in ports}}), "utf-8")
+        settings = {
+            "upstreams": {"up": {"provider": "fake", "url": "http://127.0.0.1:1", "owned": True, "concurrency": 1}},
+            "routes": [{"models": ["*"], "chain": ["up"]}],
+            "service": {key: f"127.0.0.1:{ports[key]}" for key in ports},
+        }
+        file.write_text(yaml.safe_dump(settings), "utf-8")
         command = [sys.executable, "-m", "extproc", "serve", "--config", str(file)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
