@@ -173,7 +173,7 @@ class Service:
         """Everything an operator or a test may want to see, as plain data."""
         now = self.clock.time()
         return {
-            **state.describe(self.lanes, self.capacity.levels(), now),
+            **state.describe(self.lanes, self.capacity.levels(), now, self.admission.durable()),
             "breakers": self.breakers.state(),
             "pacing": self.admission.pacing.state(),
             "flying": len(self.flights),

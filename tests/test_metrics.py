@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from extproc.console import state
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget, Period
+from extproc.core.capacity import Store
 from extproc.core.events import Refused
 from extproc.core.lanes import Lanes
 from extproc.core.policy import KvRules, Lane, WhenBusy
@@ -102,6 +103,28 @@ def test_a_page_tells_the_state_it_was_made_of() -> None:
     helps = [line for line in page.decode().splitlines() if line.startswith("# HELP")]
     assert all(len(line.split(maxsplit=3)) == 4 for line in helps)
     assert version_of(load(None, {})) in Metrics().page(told(config=Told(version_of(load(None, {}))).state())).decode()
+
+
+def test_names_that_come_and_go_cost_nothing_and_hide_nobody() -> None:
+    """Versions, and tenants that nobody listed, for as long as the process runs; whatever they are called."""
+    metrics = Metrics()
+    for number in range(3):
+        counters = {f"tenant/{number}.{i}/slots": {"used": 1, "limit": 2} for i in range(900)}
+        page = metrics.page(told(counters=counters, config=Told(f"v{number}").state()))
+    found = read(page)
+    assert found["tidegate_config_info"][1] == {(("version", "v2"),): 1}
+    assert list(found["tidegate_slots_used"][1]) == [(("counter", key),) for key in counters]
+    hostile = 'tenant/"} 1\n# \\x{y="/slots'
+    found = read(metrics.page(told(counters={hostile: {"used": 1, "limit": 2}})))
+    assert found["tidegate_slots_used"][1] == {(("counter", hostile),): 1}
+
+
+def test_what_the_rules_name_is_told_before_the_crowd() -> None:
+    """Also when it came later, as a limit does that a reload brings, or that is learned."""
+    store: Store = {f"tenant/{number}/slots": Slots(1.0) for number in range(state.MOST_COUNTERS)}
+    store["upstream/a/slots"] = Slots(8.0, 3.0)
+    shown = state.describe(Lanes(LANES), store, 50.0, ["upstream/gone/slots", "upstream/a/slots"])["counters"]
+    assert (next(iter(shown)), len(shown)) == ("upstream/a/slots", state.MOST_COUNTERS)
 
 
 async def test_the_console_shows_it_as_text() -> None:

@@ -1,13 +1,14 @@
 """The state page: what waits, what flies, how full every bucket is, which breaker is open, as JSON, on loopback.
 
-Counters of sessions are not shown, there may be 100,000: see sessions. Of tenants that nobody listed some are.
+Counters of sessions are not shown, there may be 100,000: see sessions. Of tenants that nobody listed some are, after
+all others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from math import isfinite
 from typing import Any
@@ -30,10 +31,14 @@ MOST_BODY = 16_384
 """Bytes of a request's body."""
 
 
-def describe(lanes: Lanes, store: Store, now: float) -> dict[str, Any]:
-    """Lanes, buckets and slots as plain data. Units: requests, tokens, bytes, seconds."""
-    shown = ((key, counter) for key, counter in store.items() if not key.startswith("session/"))
-    counters = {key: _counter(counter, now) for key, counter in islice(shown, MOST_COUNTERS)}
+def describe(lanes: Lanes, store: Store, now: float, first: Iterable[str] = ()) -> dict[str, Any]:
+    """Lanes, buckets and slots as plain data. Units: requests, tokens, bytes, seconds.
+
+    first: counters that are shown before others, of which there may be too many.
+    """
+    others = (key for key in store if not key.startswith("session/"))
+    named = dict.fromkeys((*(key for key in first if key in store), *islice(others, MOST_COUNTERS)))
+    counters = {key: _counter(store[key], now) for key in islice(named, MOST_COUNTERS)}
     waiting = {
         name: {"requests": backlog.requests, "tokens": backlog.tokens, "bytes": backlog.bytes}
         for name, backlog in lanes.backlogs.items()

@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.metrics import CallbackOptions, Observation
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.resources import Resource
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 __all__ = ["Metrics"]
 
@@ -27,31 +25,43 @@ Told = Iterator[tuple[float, dict[str, str]]]
 
 
 class Metrics:
-    """One page of metrics for one service. Not to be asked for two pages at the same time."""
-
-    def __init__(self) -> None:
-        """Set up all instruments."""
-        self._told: dict[str, list[Observation]] = {}
-        self._registry = CollectorRegistry()
-        reader = PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=self._registry)
-        provider = MeterProvider([reader], resource=Resource({}), shutdown_on_exit=False)
-        meter = provider.get_meter("tidegate")
-        for name, unit, what, _ in GROWING:
-            meter.create_observable_counter(name, [self._asked(name)], unit, what)
-        for name, unit, what, _ in LEVELS:
-            meter.create_observable_gauge(name, [self._asked(name)], unit, what)
+    """Pages of metrics of one service. It remembers none of them: names of tenants and versions come and go."""
 
     def page(self, state: State) -> bytes:
         """The state of a service (its state page, as plain data) in the text format of Prometheus."""
-        # Read here and not when an instrument is asked: there, a mistake would only be logged, and its numbers missing.
-        self._told = {
-            name: [Observation(number, labels) for number, labels in read(state)]
-            for name, _, _, read in (*GROWING, *LEVELS)
-        }
-        return generate_latest(self._registry)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Page([_family(*one, CounterMetricFamily, state) for one in GROWING]))
+        registry.register(_Page([_family(*one, GaugeMetricFamily, state) for one in LEVELS]))
+        return generate_latest(registry)
 
-    def _asked(self, name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        return lambda _: self._told[name]
+
+class _Page(Collector):
+    """Families of metrics that are known already."""
+
+    def __init__(self, families: Iterable[Metric | None]) -> None:
+        """None is one of which there is nothing to tell."""
+        self._families = [family for family in families if family is not None]
+
+    def collect(self) -> Iterable[Metric]:
+        """As the registry asks."""
+        return self._families
+
+
+def _family(
+    name: str,
+    unit: str,
+    what: str,
+    read: Callable[[State], Told],
+    kind: type[CounterMetricFamily | GaugeMetricFamily],
+    state: State,
+) -> Metric | None:
+    told = list(read(state))
+    if not told:
+        return None
+    family = kind(f"{name}_{unit}" if unit else name, what, labels=list(told[0][1]))
+    for number, labels in told:
+        family.add_metric(list(labels.values()), number)
+    return family
 
 
 def _tallied(name: str, label: str) -> Callable[[State], Told]:
@@ -123,15 +133,15 @@ GROWING: tuple[Instrument, ...] = (
     ("tidegate_spent_usd", "", "Dollars for answers, by upstream.", _tallied("spent_usd", "upstream")),
     ("tidegate_settled", "", "Requests whose outcome is known.", _total("settled")),
     ("tidegate_client_gone", "", "Requests whose client left before the end.", _total("client_gone")),
-    ("tidegate_waited", "s", "Seconds that requests which were let go had waited.", _total("waited_s")),
+    ("tidegate_waited", "seconds", "Seconds that requests which were let go had waited.", _total("waited_s")),
 )
 LEVELS: tuple[Instrument, ...] = (
     ("tidegate_config_info", "", "The config in force, by a short hash of its values.", _version),
-    ("tidegate_config_last_reload_timestamp", "s", "When a reload ended last, in epoch seconds.", _reloaded),
+    ("tidegate_config_last_reload_timestamp", "seconds", "When a reload ended last, in epoch seconds.", _reloaded),
     ("tidegate_config_waiting", "", "Changes that hold only after a restart or a rendering.", _kept_back),
     ("tidegate_queue_requests", "", "Requests in line, by lane.", _waiting("requests")),
     ("tidegate_queue_tokens", "", "Tokens of the requests in line, by lane.", _waiting("tokens")),
-    ("tidegate_queue", "By", "Bytes of the bodies in line, by lane.", _waiting("bytes")),
+    ("tidegate_queue", "bytes", "Bytes of the bodies in line, by lane.", _waiting("bytes")),
     ("tidegate_in_flight", "", "Requests whose stream is open, those in line included.", _plain("flying")),
     ("tidegate_unsettled", "", "Requests whose outcome is not known yet.", _plain("unsettled")),
     ("tidegate_draining", "", "1 while nobody is let in any more.", _plain("draining")),
