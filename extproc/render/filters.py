@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from extproc.render.access_log import attempts
 from extproc.render.lua import notes_script, tail_script
-from extproc.render.names import FLAGS_HEADER, GATE_HEADER, ROUTE, SERVICE_CLUSTER, UPSTREAM_HEADER
+from extproc.render.names import FLAGS_HEADER, GATE_HEADER, ROUTE, SERVICE_CLUSTER, UNDELIVERED
 from extproc.render.shape import Data, extension, seconds, source, typed
 from extproc.settings import FloodSettings, JwtSettings, Settings
 
@@ -45,7 +45,7 @@ def http_filters(settings: Settings) -> list[Data]:
     classic = settings.gateway.profile == "classic"
     return [
         *_flood(settings.flood),
-        *([_hiding(settings), _final_failures(_FROM_GATE)] if classic else [_native_failures(), _tail()]),
+        *([_hiding(), _final_failures(_FROM_GATE, UNDELIVERED)] if classic else [_native_failures(), _tail()]),
         *([_jwt(settings.identity.jwt)] if settings.identity.jwt else []),
         _admission(settings),
         router(upstream_log=attempts(settings, *([FLAGS_HEADER] if classic else []))),
@@ -109,18 +109,20 @@ def _native_failures() -> Data:
     return _final_failures(from_upstream, response_code_details=EXHAUSTED)
 
 
-def _final_failures(from_upstream: Data, **fields: str) -> Data:
-    """Turns an upstream's last 5xx or 429 into a local reply, which `refusals` words like every other."""
+def _final_failures(from_upstream: Data, *also: int, **fields: str) -> Data:
+    """Turns an upstream's last 5xx or 429 into a local reply, which `refusals` words like every other. also: more
+    statuses that are failures.
+    """
     status = "envoy.type.matcher.v3.HttpResponseStatusCode"
     server_error = _input(f"{status}ClassMatchInput", {"exact": "5xx"})
-    paced = _input(f"{status}MatchInput", {"exact": "429"})
+    special = [_input(f"{status}MatchInput", {"exact": str(code)}) for code in (429, *also)]
     policy = extension(
         "reword",
         "envoy.extensions.http.custom_response.local_response_policy.v3.LocalResponsePolicy",
         status_code=503,
         **fields,
     )
-    failed = {"or_matcher": {"predicate": [server_error, paced]}}
+    failed = {"or_matcher": {"predicate": [server_error, *special]}}
     matcher = {"predicate": {"and_matcher": {"predicate": [from_upstream, failed]}}, "on_match": {"action": policy}}
     return extension(
         "tidegate.final_failures",
@@ -137,7 +139,7 @@ def _input(kind: str, value: Data, **fields: str) -> Data:
 _FROM_GATE = _input(
     "envoy.type.matcher.v3.HttpResponseHeaderMatchInput",
     {"safe_regex": {"google_re2": {}, "regex": ".+"}},
-    header_name=UPSTREAM_HEADER,
+    header_name=GATE_HEADER,
 )
 """Whether an answer came through a gate: older Envoys cannot tell whether a reply is their own."""
 
@@ -147,9 +149,9 @@ def _tail() -> Data:
     return extension(TAIL_FILTER, "envoy.extensions.filters.http.lua.v3.Lua", default_source_code=source(tail_script()))
 
 
-def _hiding(settings: Settings) -> Data:
+def _hiding() -> Data:
     """Takes off what gates and upstreams tell Envoy and admission."""
-    script = source(notes_script(UPSTREAM_HEADER, GATE_HEADER, hidden=not settings.internal_headers))
+    script = source(notes_script(GATE_HEADER))
     return extension("tidegate.hide_notes", "envoy.extensions.filters.http.lua.v3.Lua", default_source_code=script)
 
 

@@ -28,12 +28,14 @@ from extproc.render.lua import gate_script
 from extproc.render.names import (
     ERROR_HEADER,
     FLAGS_HEADER,
+    GATE_HEADER,
     HIDDEN_FROM_UPSTREAMS,
+    HOST,
     ORDER_HEADER,
     ROUTE_HEADER,
     STATUS_HEADER,
     TAIL_HEADER,
-    UPSTREAM_HEADER,
+    UNDELIVERED,
     WAIT_HEADER,
 )
 from extproc.render.refusals import cel
@@ -85,7 +87,7 @@ def _listener(settings: Settings, name: str) -> Data:
         common_http_protocol_options={"max_headers_count": _MOST_HEADERS, "idle_timeout": "0s"},
         stream_idle_timeout="0s",
         delayed_close_timeout=_LAST_BYTES,
-        local_reply_config={"mappers": [_flagged()]},
+        local_reply_config={"mappers": list(_told(name))},
         route_config={"name": "gate", "virtual_hosts": [_host(settings, name)]},
         http_filters=[*_filters(settings, name), router()],
     )
@@ -99,7 +101,7 @@ def _listener(settings: Settings, name: str) -> Data:
 
 def _filters(settings: Settings, name: str) -> Iterator[Data]:
     kind = "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"
-    named = {"response_mutations": [{"append": set_header(UPSTREAM_HEADER, name)}]}
+    named = {"response_mutations": [{"append": set_header(GATE_HEADER, name)}]}
     yield extension("tidegate.name", kind, mutations=named)
     script = source(gate_script(ROUTE_HEADER))
     yield extension("tidegate.told", "envoy.extensions.filters.http.lua.v3.Lua", default_source_code=script)
@@ -124,16 +126,25 @@ def _host(settings: Settings, name: str) -> Data:
     }
 
 
-def _flagged() -> Data:
-    """Notes why there is no answer. A gate's replies pass its filters after this, its upstream's headers before."""
-    return {
-        "filter": {
-            "and_filter": {
-                "filters": [{"response_flag_filter": {"flags": list(_NO_ANSWER)}}, cel("response.code >= 400")]
-            }
-        },
-        "headers_to_add": [set_header(FLAGS_HEADER, "%RESPONSE_FLAGS%")],
+def _told(name: str) -> Iterator[Data]:
+    """What a gate says of the answers that it makes itself. Some pass its filters after this, as its upstream's answers
+    do, and some pass none: those in whose place an answer had begun to come, but was not whole.
+
+    An answer that is larger than `gateway.max_answer_bytes` is not the fault of who gave it, and the next would be paid
+    for as much: its status is one that no router retries, and that the main listener words like all failures.
+    """
+    mine = set_header(GATE_HEADER, name)
+    silent = [{"response_flag_filter": {"flags": list(_NO_ANSWER)}}, cel("response.code >= 400")]
+    yield {
+        "filter": cel("response.code_details == 'response_payload_too_large'"),
+        "status_code": UNDELIVERED,
+        "headers_to_add": [mine, set_header(FLAGS_HEADER, "TL")],
     }
+    yield {
+        "filter": {"and_filter": {"filters": silent}},
+        "headers_to_add": [mine, set_header(FLAGS_HEADER, "%RESPONSE_FLAGS%")],
+    }
+    yield {"filter": cel("response.code >= 400"), "headers_to_add": [mine]}
 
 
 def _gate(settings: Settings, name: str) -> Data:
@@ -142,6 +153,10 @@ def _gate(settings: Settings, name: str) -> Data:
         "explicit_http_config": {"http_protocol_options": {}},
     }
     cluster = name_of((name,))
+    place = {
+        "endpoint": {"address": _place(settings, name)},
+        "metadata": {"filter_metadata": {HOST: {"upstream": name}}},
+    }
     return {
         "name": cluster,
         "type": "STATIC",
@@ -150,7 +165,7 @@ def _gate(settings: Settings, name: str) -> Data:
         "circuit_breakers": breakers(),
         "load_assignment": {
             "cluster_name": cluster,
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _place(settings, name)}}]}],
+            "endpoints": [{"lb_endpoints": [place]}],
         },
         "typed_extension_protocol_options": {HTTP_PROTOCOLS: typed(HTTP_PROTOCOLS, **options)},
     }

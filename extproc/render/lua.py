@@ -32,11 +32,9 @@ def gate_script(header: str) -> str:
     return f"local HEADER = {_quoted(header)}\n\n" + _joined("json", "gate")
 
 
-def notes_script(upstream_header: str, gate_header: str, *, hidden: bool) -> str:
-    """What takes notes off an answer. hidden: the caller may not see who answered either."""
-    names = f"local UPSTREAM, GATE = {_quoted(upstream_header)}, {_quoted(gate_header)}\n"
-    told = f"{names}local HIDDEN = {'true' if hidden else 'false'}\n\n"
-    return told + _joined("notes")
+def notes_script(gate_header: str) -> str:
+    """What takes notes off an answer."""
+    return f"local GATE = {_quoted(gate_header)}\n\n{_joined('notes')}"
 
 
 def upstream_script(settings: Settings, name: str) -> str:

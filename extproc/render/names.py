@@ -32,6 +32,7 @@ __all__ = [
     "FLAGS_HEADER",
     "GATE_HEADER",
     "HIDDEN_FROM_UPSTREAMS",
+    "HOST",
     "LAST_RESORT_HEADER",
     "LIMITS",
     "ORDER_HEADER",
@@ -43,6 +44,7 @@ __all__ = [
     "STATUS_HEADER",
     "TAIL",
     "TAIL_HEADER",
+    "UNDELIVERED",
     "UPSTREAM_HEADER",
     "WAIT_HEADER",
     "one_service",
@@ -74,13 +76,17 @@ WAIT_HEADER = "x-tg-wait"
 """How long an upstream's error says to wait in its body, as a duration (`22s`)."""
 
 UPSTREAM_HEADER = "x-tidegate-upstream"
-"""Who answered. In the classic profile gates say it."""
+"""Who answered, or was asked last."""
 GATE_HEADER = "x-tidegate-gate"
-"""Classic profile: address of the gate that was asked last."""
+"""Classic profile: name of the gate that an answer came through. Callers do not see it."""
+HOST = "tidegate"
+"""Classic profile: metadata of a gate, as a host, with the name of the `upstream` behind it."""
+UNDELIVERED = 421
+"""Classic profile: status under which a gate tells that it could not deliver an answer. No provider answers so."""
 ORDER_HEADER = "x-tidegate-cluster"
 """Classic profile: the cluster by which a request goes through its order of upstreams."""
 ROUTE_HEADER = "x-tidegate-route"
-"""Classic profile: `llm.route` as JSON in ASCII, for the gates."""
+"""Classic profile: what gates are to know of `llm.route`, as JSON in ASCII."""
 
 HIDDEN_FROM_UPSTREAMS = (
     "accept-encoding",

@@ -15,8 +15,8 @@ from extproc.core.request import Dialect
 from extproc.render.filters import ADMISSION, TAIL_FILTER, processing_mode
 from extproc.render.names import (
     ERROR_HEADER,
-    GATE_HEADER,
     HIDDEN_FROM_UPSTREAMS,
+    HOST,
     ORDER_HEADER,
     ROUTE,
     STATUS_HEADER,
@@ -167,10 +167,8 @@ def _again() -> Data:
 def _told_to_callers(settings: Settings) -> list[Data]:
     headers = {"x-tidegate-queue-ms": f"%DYNAMIC_METADATA({ROUTE}:queue_ms)%"}
     if settings.internal_headers:
-        if settings.gateway.profile == "classic":  # a gate says its name, but not where it did not answer
-            headers[GATE_HEADER] = "%UPSTREAM_REMOTE_ADDRESS%"
-        else:
-            headers[UPSTREAM_HEADER] = "%UPSTREAM_CLUSTER%"
+        classic = settings.gateway.profile == "classic"
+        headers[UPSTREAM_HEADER] = f"%UPSTREAM_METADATA({HOST}:upstream)%" if classic else "%UPSTREAM_CLUSTER%"
         headers["x-tidegate-attempts"] = "%UPSTREAM_REQUEST_ATTEMPT_COUNT%"
     return [set_header(name, value) for name, value in headers.items()]
 

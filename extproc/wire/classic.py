@@ -175,8 +175,8 @@ class ClassicExchange(StreamExchange):
         """As the caller saw it: what the last upstream failed with becomes Envoy's own word."""
         if self._shown is None:
             return self._said[0] or (self._late() if self._timed_out() else 0)
-        status = self._shown.status
-        return EXHAUSTED if not self._shown.own and (status >= FAILED or status == PACED) else status
+        head, status = self._shown, self._shown.status
+        return EXHAUSTED if not head.own and (head.silent or status >= FAILED or status == PACED) else status
 
     def _late(self) -> int:
         """Status of an answer that did not come in time: in the caller's, or in ours."""

@@ -18,6 +18,8 @@ from tests.e2e.conftest import books_balance, chat
 from tests.e2e.doubles import CHAT, MESSAGES, NEVER_OPENS, Upstream, connect, forget, running, until, written
 
 HTTP = httpx.Client(timeout=30)
+LARGEST = 1 << 20
+FAILS: tuple[int, dict[str, str], bytes] = (503, {}, b"{}")
 LIMITS = {"x-ratelimit-limit-tokens": "777", "x-ratelimit-remaining-tokens": "700"}
 
 
@@ -52,7 +54,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, vendors: dict[str, Upstream
     }
     with running(
         folder,
-        gateway={"profile": "classic"},
+        gateway={"profile": "classic", "max_body_bytes": LARGEST, "max_answer_bytes": LARGEST},
         upstreams={**fakes, **others},
         routes=[
             {"models": ["gpt-5", "claude"], "chain": ["primary", "backup", "local"]},
@@ -129,6 +131,30 @@ def test_limits_of_our_account_are_learned_and_not_passed_on(stack: Stack, vendo
     answer = HTTP.post(stack.url + CHAT, json={**chat(), "model": "vendors"})
     assert (answer.status_code, way(answer.headers)) == (200, ("azure", "1"))
     assert not [name for name in answer.headers if "ratelimit" in name]
+
+
+def test_failures_are_worded_the_same_wherever_they_come_from(stack: Stack, vendors: dict[str, Upstream]) -> None:
+    """An answer that is too large to be read is ended by its gate: no other is paid for as much."""
+    large = json.dumps({"choices": [{"message": {"content": "a" * 2 * LARGEST}, "finish_reason": "stop"}]}).encode()
+    for answers, last in (
+        ({"azure": (200, {}, large)}, ("azure", "1")),
+        (dict.fromkeys(vendors, FAILS), ("vllm", "3")),
+    ):
+        for name, one in answers.items():
+            vendors[name].answers.append(one)
+        answer = HTTP.post(stack.url + CHAT, json={**chat(), "model": "vendors"})
+        assert (answer.status_code, answer.headers["x-tidegate-reason"]) == (503, "upstream_failed")
+        assert answer.json()["error"]["reason"] == "upstream_failed"
+        assert way(answer.headers) == last
+        assert not [name for name in answer.headers if name.startswith(("x-tg-", "x-tidegate-gate"))]
+
+
+def test_long_headers_of_callers_fit(stack: Stack, vendors: dict[str, Upstream]) -> None:
+    """What gates are told stands beside them, and Envoy takes 60 KiB of them all."""
+    path = f"{CHAT}?a={'b' * 50_000}"
+    answer = HTTP.post(stack.url + path, json={**chat(), "model": "vendors"})
+    assert (answer.status_code, way(answer.headers)) == (200, ("azure", "1"))
+    assert vendors["azure"].last().path.endswith(path.removeprefix("/v1"))
 
 
 @pytest.mark.parametrize("asked", [False, True])

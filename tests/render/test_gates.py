@@ -108,6 +108,20 @@ def test_gates_listen_nowhere_else(settings: Settings) -> None:
     assert all(set(gate["address"]) == {"pipe"} and gate["address"]["pipe"]["path"][0] == "@" for gate in gates)
 
 
+def test_what_a_gate_says_itself_is_known_by_its_name(settings: Settings) -> None:
+    """Not all replies that Envoy makes pass its filters: the first word of each has to have it."""
+    for gate in bootstrap(settings)["static_resources"]["listeners"]:
+        if gate["name"].startswith("tidegate.gate."):
+            replies = gate["filter_chains"][0]["filters"][0]["typed_config"]["local_reply_config"]["mappers"]
+            for reply in replies:
+                header = reply["headers_to_add"][0]["header"]
+                assert (header["key"], header["value"]) == (
+                    "x-tidegate-gate",
+                    gate["name"].removeprefix("tidegate.gate."),
+                )
+            assert "response.code >= 400" in json.dumps(replies[-1])
+
+
 def test_parts_for_an_envoy_that_is_there_have_gates(settings: Settings) -> None:
     ours = parts(settings)
     assert {listener["name"] for listener in ours.listeners} == {f"{OURS}probe", *(f"{OURS}gate.{x}" for x in "abc")}
