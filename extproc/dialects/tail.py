@@ -132,7 +132,8 @@ class Tail:
         if self._all_dull(chunk):
             return passed + chunk
         kept, rest = self._read_events(self._carry + chunk, len(self._carry))
-        long, bare = len(rest) > LIMIT, _BARE_CR.search(rest) is not None
+        # Of what was held before, only its last byte may be one now.
+        long, bare = len(rest) > LIMIT, _BARE_CR.search(rest, max(0, len(rest) - len(chunk) - 1)) is not None
         if long or bare:
             self._unread, self._blind, self._edge = True, bare, rest[-2:] if long else None
             kept, rest = kept + rest, b""
