@@ -76,6 +76,9 @@ _LETTERS = 70
 _MODELS = "models"
 _BATCHES = "messages/batches"
 
+_NO_PREFLIGHT: Data = {"name": ":method", "string_match": {"exact": "OPTIONS"}, "invert_match": True}
+"""What browsers ask before they call is for the routes that are there, and for what answers it there (`cors`)."""
+
 # What a router adds unless it is told otherwise for all routes; the count of attempts to each retry anew. And who the
 # caller is, as a connection manager or the proxy before it tells.
 _HIDDEN_FROM_UPSTREAMS = (
@@ -197,8 +200,10 @@ def _routes(settings: Settings, filters: list[str]) -> Iterator[Data]:
     unread = [name for name in filters if name != _BUFFER]
     for route in route_config(settings)["virtual_hosts"][0]["routes"]:
         match, name = route["match"], f"{OURS}{route['name']}"
+        if "dynamic_metadata" not in match:
+            match = {**match, "headers": [*match.get("headers", []), _NO_PREFLIGHT]}
         if "safe_regex" in match:
-            yield _route(settings, {**route, "name": name}, filters)
+            yield _route(settings, {**route, "name": name, "match": match}, filters)
             continue
         families = _others(settings) if "prefix" in match else [f for f in _others(settings) if f == _BATCHES]
         conditions = {key: value for key, value in match.items() if "prefix" not in key}

@@ -157,8 +157,19 @@ def _about_filter(place: str, item: Data, settings: Settings) -> Iterator[str]:
     if str(dig(item, "name")).startswith("tidegate."):
         return
     config = dig(item, "typed_config")
+    kind = str(dig(config, "@type"))
+    if kind.endswith(".cors.v3.Cors"):
+        yield (
+            f"note: {place}, filter {named(item)}: answers preflights of LLM paths as before, but leaves the "
+            f"answers there as they are: if browsers call these paths, set response_headers_to_add of the virtual host"
+        )
+    if kind.endswith(".CredentialInjector") and dig(config, "overwrite") and _by_key(settings):
+        yield (
+            f"warning: {place}, filter {named(item)}: puts its key in place of the caller's before Tidegate reads who "
+            f"calls (identity.tenant: api_key): disable it on LLM paths, or name another identity"
+        )
     limit = str(dig(config, "max_request_bytes") or "")
-    if limit.isdigit() and int(limit) < settings.gateway.max_body_bytes and "Buffer" in str(dig(config, "@type")):
+    if limit.isdigit() and int(limit) < settings.gateway.max_body_bytes and "Buffer" in kind:
         yield (
             f"warning: {place}, filter {named(item)}: max_request_bytes {limit} is less than gateway.max_body_bytes "
             f"({settings.gateway.max_body_bytes}); larger LLM requests get its 413"
@@ -170,6 +181,11 @@ def _about_filter(place: str, item: Data, settings: Settings) -> Iterator[str]:
             f"warning: {place}, filter {named(item)}: writes what its tokens say where Tidegate reads it "
             f"(payload_in_metadata: {_CLAIMS}); its callers count as proven: choose another name there"
         )
+
+
+def _by_key(settings: Settings) -> bool:
+    """Whether it matters which key a caller shows."""
+    return "api_key" in settings.identity.tenant and any(one.key_sha256 for one in settings.tenants.values())
 
 
 def _seconds(value: Any, default: float) -> float:

@@ -137,6 +137,8 @@ def own_traffic(stack: Stack, shop: Upstream) -> list[tuple[Any, ...]]:
         ("HEAD", "/v1/chat/completions/", b""),
         ("POST", "/V1/chat/completions", b"{}"),
         ("DELETE", "/v1/files/1", b""),
+        ("OPTIONS", "/v1/chat/completions", b""),
+        ("OPTIONS", "/v1/models", b""),
     ]
     found: list[tuple[Any, ...]] = []
     for method, path, body in asked:

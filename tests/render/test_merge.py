@@ -222,6 +222,9 @@ def test_every_route_of_ours_switches_the_filters_on_and_takes_llm_paths_only(se
         if "route" in route:
             assert route["match"]["dynamic_metadata"][0]["filter"] == "llm.route"
             assert "retry_policy" in route["route"], "else the virtual host's is taken"
+        else:
+            assert route["match"]["headers"][-1]["string_match"] == {"exact": "OPTIONS"}, "preflights are not ours"
+            assert route["match"]["headers"][-1]["invert_match"]
 
 
 @pytest.mark.parametrize(
@@ -278,6 +281,22 @@ def test_what_does_not_suit_is_told_and_not_changed(settings: Settings) -> None:
     ):
         assert word in notes
     assert "payload_in_metadata" not in notes, "these settings read no tokens"
+
+
+@pytest.mark.parametrize("identity", ["api_key", "header:x-team"])
+def test_filters_that_meet_llm_paths_are_told(identity: str) -> None:
+    """One that answers browsers, and one that replaces what a caller is known by."""
+    kinds = {"cors": "cors.v3.Cors", "injector": "credential_injector.v3.CredentialInjector"}
+    filters = "".join(
+        f'{{name: {name}, typed_config: {{"@type": type.googleapis.com/envoy.extensions.filters.http.{kind}'
+        f"{', overwrite: true' if name == 'injector' else ''}}}}}\n          - "
+        for name, kind in kinds.items()
+    )
+    text = minimal().replace("{name: r,", f"{filters}{{name: r,")
+    known = f"identity: {{tenant: '{identity}'}}\ntenants: {{a: {{key_sha256: [{'ab' * 32}]}}}}"
+    notes = "\n".join(merge(load(text, "x"), settings_of(known, mine=1)).notes)
+    assert "filter cors: answers preflights of LLM paths as before" in notes
+    assert ("filter injector: puts its key in place of the caller's" in notes) == (identity == "api_key")
 
 
 # ---------------------------------------------------------------------------------------------- refused
