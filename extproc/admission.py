@@ -6,9 +6,11 @@ and records in (Envoy, or a simulated client) and what listens to events stands 
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice, takewhile
 from math import ceil, inf, isfinite
 
 from extproc import tokens
@@ -43,6 +45,8 @@ __all__ = ["Admission"]
 
 PRICING_S = 60.0
 """No request takes longer from its arrival to its books."""
+AT_ONCE, FORGOTTEN_AT_ONCE = 100, 500
+"""So many follow other rules, or so many counters are forgotten, in one step."""
 FORMER_S = 1800.0
 """Nor does one that asked for a lane, to be in line there, however slowly it is sent."""
 
@@ -139,8 +143,9 @@ class Admission:
         """Go by other rules from now on, for the same upstreams. Returns them as they are to be read everywhere else.
 
         Nothing is lost: who waits keeps its place, what is held, used and owed stays, and so does what was learned.
-        Where counting does not suspend this is one synchronous step, so nobody sees half of it. A lane that is not
-        among the rules any more lets those go who wait there, after all others. ValueError for other upstreams.
+        Where counting does not suspend this is one synchronous step, so nobody sees half of it; `catch_up` is to be
+        called after it. A lane that is not among the rules any more lets those go who wait there, after all others.
+        ValueError for other upstreams.
         """
         if policy.upstreams.keys() != self.policy.upstreams.keys():
             raise ValueError("upstreams cannot come or go while this runs")
@@ -157,15 +162,16 @@ class Admission:
         self.flights.follow(policy, grace_s)
         self.limiter.follow(policy.lanes.values(), policy.bounds, _owned(policy), self._tenant)
         self.breakers.follow(policy.upstreams.values())
-        counters, told = store | own, self.pacing.follow(policy)
-        kept = counters.keys() | {tuning.key for tuning in told if isinstance(tuning, Adopt)}
-        retired = (({*former} | gone) - kept) & self.capacity.levels().keys()
-        self._retired = {key: at for key, at in self._retired.items() if key not in kept}
-        self._retired |= dict.fromkeys(retired, now)
-        adopted: list[Tuning] = [Adopt(key, counter) for key, counter in counters.items()]
-        await self.capacity.tune([*adopted, *map(Retire, retired), *told])
+        await self._recount(store | own, {*former} | gone, self.pacing.follow(policy))
         self.limiter.kick()
         return policy
+
+    async def catch_up(self) -> None:
+        """Have tenants that nobody listed, and sessions, follow, so many in one step that nobody has to wait for it."""
+        while self.allowances.behind:
+            await self._recount(*self.allowances.follow_some(AT_ONCE))
+            if self.allowances.behind:
+                await asyncio.sleep(0)
 
     def rates(self, names: tuple[str, ...], model: str) -> Mapping[str, Prices]:
         """Prices of `model` that hold now at each of the upstreams `names`, where they are known."""
@@ -212,10 +218,21 @@ class Admission:
     async def _forget_retired(self, now: float) -> None:
         """Counters that no rule names any more are kept until nobody can give anything back to them."""
         oldest = min(self.flights.oldest(), now - PRICING_S)
-        over = [key for key, at in self._retired.items() if at < oldest]
+        over = list(takewhile(lambda key: self._retired[key] < oldest, islice(self._retired, FORGOTTEN_AT_ONCE)))
         for key in over:
             del self._retired[key]
         await self.capacity.tune([Forget(key, retired=True) for key in over])
+
+    async def _recount(self, counters: Store, gone: Iterable[str], told: Sequence[Tuning] = ()) -> None:
+        """Count by `counters`, and as is `told`; refuse nobody any more for want of what is `gone` beside that."""
+        levels, now = self.capacity.levels(), self._clock.time()
+        kept = counters.keys() | {tuning.key for tuning in told if isinstance(tuning, Adopt)}
+        retired = [key for key in gone if key in levels and key not in kept]
+        for key in (*kept, *retired):
+            self._retired.pop(key, None)
+        self._retired |= dict.fromkeys(retired, now)
+        adopted: list[Tuning] = [Adopt(key, counter) for key, counter in counters.items()]
+        await self.capacity.tune([*adopted, *map(Retire, retired), *told])
 
     def _former_lanes(self, policy: Policy, now: float) -> dict[str, Lane]:
         """The lanes that others than these rules name, as long as somebody may be on the way to one or have been in."""

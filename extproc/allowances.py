@@ -11,7 +11,9 @@ Deliberately not here: what comes back, and when (core.flight); what is told to 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -70,16 +72,20 @@ class Allowances:
         self._purses = False
         self._others = None if policy.any_tenant is None else Accounts(policy.any_tenant, most)
         self._tuning: asyncio.Future[None] | None = None
+        self._behind: deque[tuple[Account | Known, Tenant | SessionLimits | None]] = deque()
+        """Who has to follow to which rules yet; None: it is not counted any more."""
         self._heed(policy)
 
     def follow(self, policy: Policy) -> tuple[Store, set[str]]:
         """Go by other rules from now on: counters as they are to be, and names of those that count no more.
 
         Those that the rules themselves name are not among them. Who is not listed any more goes on with what it used,
-        as one of the others where there are any.
+        as one of the others where there are any. Of those there may be very many: they and sessions go by their former
+        rules until `follow_some` comes to them.
         """
         now, former = self._clock.time(), self._listed
-        counters, gone = self._follow_others(policy, now)
+        counters, gone = self.follow_some(len(self._behind))
+        self._follow_others(policy)
         self._heed(policy)
         if self._others is not None:
             for name in former.keys() - self._listed.keys():
@@ -87,10 +93,33 @@ class Allowances:
                 account.declared = True
                 counters |= account.counters(now, self._epoch_offset) if account.rules.name == name else {}
                 gone.update(key for each in forgotten for key in each.keys)
-        for known, before in self.sessions.follow(policy.sessions.limit, self._session_limits):
-            counters |= known.counters(now)
+        self._behind += self.sessions.follow(policy.sessions.limit, self._session_limits)
+        return counters, gone - counters.keys()
+
+    @property
+    def behind(self) -> int:
+        """How many have to follow yet."""
+        return len(self._behind)
+
+    def follow_some(self, most: int) -> tuple[Store, set[str]]:
+        """As `follow`, for so many of those that are behind."""
+        counters, gone, now = Store(), set[str](), self._clock.time()
+        for _ in range(min(most, len(self._behind))):
+            one, rules = self._behind.popleft()
+            if rules is None:
+                gone.update(one.keys)
+                continue
+            before = one.keys
+            if isinstance(one, Known) and isinstance(rules, SessionLimits) and self.sessions.knows(one):
+                one.follow(rules)
+                counters |= one.counters(now)
+            elif isinstance(one, Account) and isinstance(rules, Tenant) and self._others and self._others.knows(one):
+                one.follow(replace(rules, name=one.rules.name))
+                counters |= one.counters(now, self._epoch_offset)
+            else:  # it was forgotten meanwhile, and its counters with it
+                continue
             gone.update(before)
-            known.declared = True
+            one.declared = True
         return counters, gone - counters.keys()
 
     def _heed(self, policy: Policy) -> None:
@@ -103,21 +132,17 @@ class Allowances:
         }
         self._purses = self._purses or any(upstream.dollars.limited for upstream in policy.upstreams.values())
 
-    def _follow_others(self, policy: Policy, now: float) -> tuple[Store, set[str]]:
-        """The same for tenants that nobody listed."""
-        counters, gone, others = Store(), set[str](), self._others
-        rules = policy.any_tenant
-        if others is not None and rules != self._policy.any_tenant:
-            gone.update(key for account in others.accounts for key in account.keys)
-        if others is not None and rules is not None:
-            for account in others.follow(rules, policy.tenants):
-                counters |= account.counters(now, self._epoch_offset)
-                account.declared = True
+    def _follow_others(self, policy: Policy) -> None:
+        """Other rules for tenants that nobody listed."""
+        others, rules = self._others, policy.any_tenant
         if rules is None:
+            self._behind += ((account, None) for account in (others.accounts if others else ()))
             self._others = None
         elif others is None:
             self._others = Accounts(rules, self._most)
-        return counters, gone
+        else:
+            changed = others.follow(rules, policy.tenants)
+            self._behind += ((account, rules if others.knows(account) else None) for account in changed)
 
     def _session_limits(self, tenant: str) -> SessionLimits:
         rules = self._policy.tenants.get(tenant) or self._policy.any_tenant

@@ -185,7 +185,7 @@ class Service:
         }
 
     async def _follow(self, settings: Settings) -> None:
-        """Go by other settings from now on, in one step: nobody sees half of it."""
+        """Go by other settings from now on, in one step: nobody sees half of it. Crowds follow one after the other."""
         watched = {name: upstream.kv for name, upstream in self.settings.upstreams.items()}
         self.policy = await self.admission.reload(
             settings.policy(), grace_s=settings.service.record_grace_s, calibrate=settings.tokens.calibrate
@@ -197,6 +197,7 @@ class Service:
         if self._engines and watched != {name: upstream.kv for name, upstream in settings.upstreams.items()}:
             self._engines.cancel()
             self._engines = self._watch_engines()
+        await self.admission.catch_up()
 
     def _targets(self) -> dict[str, Target]:
         settings = self.settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -482,6 +483,49 @@ def test_sessions_follow_their_limits_with_what_they_used_and_were_given() -> No
         await bench.reload(raw)
         assert allowances.look("one", "s")["tokens"]["used"] == 0  # type: ignore[index]
         await asyncio.gather(*bench.tasks)
+        await bench.stop()
+
+    play(scenario)
+
+
+def test_crowds_follow_a_few_at_a_time() -> None:
+    """Others go on meanwhile. Who has not followed yet goes by its former rules, and who is forgotten never does."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench = Bench(changed("sessions.max_tokens", 1_000, changed("tenants", {"*": {"concurrency": 1}})))
+        allowances, levels = bench.service.admission.allowances, bench.service.capacity.levels()
+        for number in range(1_000):
+            for pin in (
+                allowances._unlisted(f"t{number}", []),
+                allowances.sessions.hear(f"t{number}", "s", bench.service.policy.sessions, loop.time())[0],
+            ):
+                await allowances.tune(allowances._declarations(pin, loop.time()))
+                pin.declared = True
+        seen: list[int] = []
+
+        async def look() -> None:
+            while True:
+                seen.append(sum(c.limit == 3 for k, c in levels.items() if isinstance(c, Slots) and k[:6] == "tenant"))
+                await asyncio.sleep(0)
+
+        looking = asyncio.create_task(look())
+        await asyncio.sleep(0)
+        last = allowances.sessions.find("t999", "s", loop.time())
+        assert last is not None
+        loop.call_soon(allowances.sessions._drop, last)
+        more = changed("sessions.max_tokens", 2_000, changed("tenants", {"*": {"concurrency": 3}}))
+        await bench.reload(more)
+        steps = [after - before for before, after in itertools.pairwise(seen)]
+        assert (max(steps), allowances.behind) == (100, 0)
+        assert sum(c.limit == 3 for c in levels.values() if isinstance(c, Slots)) == 1_000
+        assert sum(c.limit == 2_000 for c in levels.values() if isinstance(c, Budget)) == 999
+        await bench.reload(changed("sessions.max_tokens", 2_000, changed("tenants", {"one": {}})))
+        looking.cancel()
+        left: list[int] = []
+        for _ in range(100):
+            left.append(sum(key[:6] == "tenant" for key in levels))
+            await a_moment(1)
+        assert (left[0], max(before - after for before, after in itertools.pairwise(left)), left[-1]) == (1_000, 500, 0)
         await bench.stop()
 
     play(scenario)

@@ -165,16 +165,21 @@ class Accounts:
         account = self._known[name] = account_of(replace(self._anybody.rules, name=name))
         return account, gone
 
+    def knows(self, account: Account) -> bool:
+        """Whether it is one of those that are counted."""
+        return self._known.get(account.rules.name) is account
+
     def follow(self, anybody: Tenant, listed: Collection[str]) -> list[Account]:
-        """Go by other rules from now on; who is listed by now is nobody of these. Returns those that changed."""
+        """Newcomers go by other rules from now on; who is listed by now is nobody of these.
+
+        Returns those that have to follow yet (`Account.follow`), or are not counted any more: there may be very many.
+        """
         for name in [name for name in listed if name in self._known]:
             del self._known[name]
         if anybody == self._anybody.rules:
             return []
         self._anybody = account_of(anybody)
         found = list(self._known.values())
-        for account in found:
-            account.follow(replace(anybody, name=account.rules.name))
         if not self._anybody.keys:
             self._known.clear()
         return found

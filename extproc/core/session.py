@@ -147,8 +147,15 @@ class Sessions:
         self._count += 1
         return known, gone
 
-    def follow(self, limit: int, limits_of: Callable[[str], SessionLimits]) -> list[tuple[Known, tuple[str, ...]]]:
-        """Go by other limits from now on, by tenant. Those that changed, with the names of the counters they had."""
+    def knows(self, known: Known) -> bool:
+        """Whether it is remembered."""
+        sessions = self._of.get(known.tenant)
+        return sessions is not None and sessions.get(known.id) is known
+
+    def follow(self, limit: int, limits_of: Callable[[str], SessionLimits]) -> list[tuple[Known, SessionLimits]]:
+        """At most `limit` from now on. Returns those whose limits are others by now, which have to follow yet
+        (`Known.follow`): there may be very many. limits_of: by tenant.
+        """
         self._limit = limit
         found = []
         for tenant, sessions in self._of.items():
@@ -159,9 +166,7 @@ class Sessions:
                 if (like := same.get(id(former))) is None:
                     like = same[id(former)] = former == limits
                 if not like:
-                    before = known.keys
-                    known.follow(limits)
-                    found.append((known, before))
+                    found.append((known, limits))
         return found
 
     def forget_silent(self, now: float) -> list[Known]:

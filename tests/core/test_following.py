@@ -32,7 +32,7 @@ from extproc.core.policy import (
 )  # fmt: skip
 from extproc.core.quota import Accounts, account_of
 from extproc.core.retries import RetryBudget
-from extproc.core.session import Sessions
+from extproc.core.session import Known, Sessions
 from extproc.core.shares import Terms
 from extproc.core.watermark import Reading, Watermark
 from tests.doubles import request
@@ -393,11 +393,13 @@ def test_tenants_that_nobody_listed_follow_with_their_accounts() -> None:
     second, _ = accounts.hear("two", lambda _: True)
     assert accounts.accounts == [first, second]
     assert accounts.follow(Tenant("*", (), "", concurrency=2, tpm=7), {"two"}) == [first]
+    assert [accounts.knows(each) for each in (first, second)] == [True, False]
+    first.follow(Tenant("one", (), "", concurrency=2, tpm=7))
     assert (first.claims(3.0, None), first.rules.name) == (account_of(first.rules).claims(3.0, None), "one")
     assert [claim.key for claim in first.claims(3.0, None)] == ["tenant/one/slots", "tenant/one/total"]
     assert accounts.follow(Tenant("*", (), "", concurrency=2, tpm=7), {"three"}) == [], "nothing differs"
     assert accounts.follow(Tenant("*", (), ""), ()) == [first]
-    assert (first.keys, len(accounts)) == ((), 0)
+    assert (accounts.knows(first), len(accounts)) == (False, 0)
 
 
 def test_sessions_follow_with_what_was_added() -> None:
@@ -411,11 +413,16 @@ def test_sessions_follow_with_what_was_added() -> None:
     more = SessionLimits(max_tokens=200, max_usd=3.0)
     other, _ = sessions.hear("x", "t", limits, NOW)
     found = sessions.follow(5, {"x": more, "y": limits}.__getitem__)
-    assert found == [(known, ("session/x/s/tokens",)), (other, ("session/x/t/tokens",))]
+    assert found == [(known, more), (other, more)]
+    known.follow(more)
+    other.follow(more)
     assert other.max_tokens == 200
     assert (known.max_tokens, known.max_usd, same.max_tokens) == (250, 3.0, 100)
     assert known.claims(1.0, 2.0) == [Claim("session/x/s/tokens", 1.0), Claim("session/x/s/usd", 2.0)]
-    sessions.follow(5, lambda _: SessionLimits())
+    for one, none in sessions.follow(5, lambda _: SessionLimits()):
+        one.follow(none)
+    assert sessions.knows(known)
+    assert not any(map(sessions.knows, (Known("x", "s", limits, NOW), Known("z", "s", limits, NOW))))
     assert (known.max_tokens, known.keys, same.keys) == (None, (), ())
 
 
