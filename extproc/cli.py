@@ -229,6 +229,8 @@ def k8s(
 
     settings = _settings(config)
     fakes = _fakes(settings)
+    for remark in k8s.remarks(settings, fakes, tree=write is not None):
+        typer.echo(f"note: {remark}", err=True)
     if write is None:
         beside = k8s.sidecar(settings, fakes) if sidecar else None
         documents = [beside.config, beside.patch] if beside else k8s.objects(settings, fakes)

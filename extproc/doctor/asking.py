@@ -105,6 +105,8 @@ class Gateway:
                 return self._read(connection.getresponse(), began, connect_s)
         except (OSError, HTTPException) as error:
             what = printable(str(error)) or type(error).__name__
+            if isinstance(error, ssl.SSLCertVerificationError):
+                what += "; a CA of your own is named with --ca-file"
             raise NoAnswer(f"no whole answer, after {time.monotonic() - began:.1f} s: {what}") from error
         finally:
             connection.close()

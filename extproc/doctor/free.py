@@ -19,6 +19,7 @@ SLOW_MS = 1_000
 HELD_MS = 3_000
 BEYOND_MS = 1_000
 """So much longer than `message_timeout` Tidegate is to be silent, for Envoy to give it up."""
+NOT_LET_IN = (401, 403)
 NOT_FOUND = 404
 REDIRECTS = (301, 302, 303, 307, 308)
 SERVER_ERROR = 500
@@ -32,6 +33,8 @@ FIRST = (
     "this URL; make sure that the URL is the gateway's"
 )
 
+NAMED = "who stands before Tidegate refused this caller: name one that is let in, with --key or --header"
+
 
 def in_the_path(visit: Visit) -> Result:
     """A question can only be answered by Tidegate, which has read its body."""
@@ -43,6 +46,8 @@ def in_the_path(visit: Visit) -> Result:
     if not answer.reason:
         to = answer.headers.get("location", "") if answer.status in REDIRECTS else ""
         change = f"it sends callers to {to}, and nobody follows with a POST; give that URL" if to else FIRST
+        if answer.status in NOT_LET_IN:
+            change = f"{NAMED}; otherwise {FIRST}"
         return Result(Verdict.WRONG, f"something else answered: {answered_by(answer)}", change)
     if not visit.filtered:
         return Result(Verdict.WRONG, f"Envoy got no answer from Tidegate: {answered_by(answer)}", f"check {REACH}")

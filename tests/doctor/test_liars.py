@@ -121,6 +121,15 @@ def test_where_a_redirect_leads_is_told() -> None:
     assert "https://gateway.example/" in first.change
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_caller_who_is_not_let_in_is_to_be_named(status: int) -> None:
+    """What authenticates stands before Tidegate: that alone says nothing against the place of ext_proc."""
+    first = seen(says(status, b"Jwt is missing", b"server: envoy"))["in the path"]
+    assert first.verdict is Verdict.WRONG
+    assert first.change.startswith("who stands before Tidegate refused this caller")
+    assert "--header" in first.change
+
+
 @pytest.mark.parametrize("count", [b"9" * 40, b"9" * 5000])
 def test_numbers_without_sense_are_no_numbers(count: bytes) -> None:
     """A question is not answered by them."""

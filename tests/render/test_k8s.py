@@ -126,6 +126,25 @@ def test_the_folder_is_rendered_from_the_default_settings(tmp_path: Path) -> Non
     assert dict(written(ROOT / "k8s")) == dict(written(tmp_path))
 
 
+def test_what_pods_would_not_reach_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And why an overlay is not there. Files of a gateway say where their Secret has to be."""
+    key, file = tmp_path / "key", tmp_path / "tidegate.yaml"
+    key.write_text("k", "utf-8")
+    near = {"provider": "vllm", "url": "http://127.0.0.1:8000", "owned": True, "concurrency": 1, "key_file": str(key)}
+    file.write_text(
+        json.dumps({"upstreams": {"near": near}, "routes": [{"models": ["*"], "chain": ["near"]}]}), "utf-8"
+    )
+    cli.k8s(file, write=tmp_path / "tree")
+    near_note, left_out = capsys.readouterr().err.splitlines()
+    assert near_note == "note: upstreams.near.url: 127.0.0.1 is the pod itself there"
+    assert left_out.startswith("note: overlays/envoy-gateway is left out: upstreams.near.url")
+    assert not (tmp_path / "tree" / "overlays" / "envoy-gateway").exists()
+    first = (tmp_path / "tree" / "overlays" / "standalone" / "kustomization.yaml").read_text("utf-8")
+    assert "create secret generic tidegate-files --namespace tidegate" in first
+    cli.k8s(file)
+    assert capsys.readouterr().err == f"{near_note}\n"
+
+
 def written(folder: Path) -> Iterator[tuple[str, str]]:
     """Every file in it."""
     for file in sorted(folder.rglob("*")):

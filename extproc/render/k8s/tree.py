@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from extproc.render.envoy import RenderError
 from extproc.render.k8s.envoy_gateway import Target, about
@@ -12,23 +12,25 @@ from extproc.render.k8s.istio_overlay import istio_overlay
 from extproc.render.k8s.objects import NAMESPACE, fakes_reached, kept_state, monitor, namespace, objects, replica_guard
 from extproc.render.k8s.placed import NAME, SECRET, needed_files
 from extproc.render.k8s.pod import IMAGE, Fakes, sidecar
-from extproc.render.shape import Data
+from extproc.render.shape import Data, is_loopback
 from extproc.render.text import plain
 from extproc.settings import Settings
 
-__all__ = ["SIDECAR_LABEL", "envoy_gateway_yaml", "files", "secret_hint", "to_yaml"]
+__all__ = ["SIDECAR_LABEL", "envoy_gateway_yaml", "files", "remarks", "secret_hint", "to_yaml"]
 
 SIDECAR_LABEL = "tidegate/sidecar=true"
 """Which Deployments get the sidecar."""
 
 _HEADER = "# Rendered by Tidegate from its settings; change those, not this file.\n"
 _ENVOY_GATEWAY = "overlays/envoy-gateway"
+_GATEWAYS = ("overlays/standalone/", "overlays/istio/", f"{_ENVOY_GATEWAY}/")
+"""Overlays that say in which namespace they are."""
 _KUSTOMIZE = "kustomize.config.k8s.io"
 
 
-def to_yaml(documents: Sequence[Data], settings: Settings) -> str:
+def to_yaml(documents: Sequence[Data], settings: Settings, in_namespace: str | None = None) -> str:
     """All objects in one stream; it begins with how to make the Secret that it counts on."""
-    return _HEADER + secret_hint(settings) + "---\n".join(plain(each) for each in documents)
+    return _HEADER + secret_hint(settings, in_namespace) + "---\n".join(plain(each) for each in documents)
 
 
 def envoy_gateway_yaml(settings: Settings, target: Target, fakes: Fakes | None = None) -> str:
@@ -79,9 +81,26 @@ def files(settings: Settings, fakes: Fakes | None = None) -> dict[str, str]:
         **_envoy_gateway(settings, fakes or {}),
         **(_kept_state() if settings.service.replicas == 1 else {}),
     }
-    texts = {path: to_yaml(documents, settings) for path, documents in written.items()}
+    texts = {path: to_yaml(documents, settings, _namespace_of(path)) for path, documents in written.items()}
     first = f"{_ENVOY_GATEWAY}/policies.yaml"
     return {**texts, first: about(settings, Target()) + texts[first]} if first in texts else texts
+
+
+def remarks(settings: Settings, fakes: Fakes | None = None, *, tree: bool) -> Iterator[str]:
+    """What whoever renders these settings for pods should know, a line each. tree: as `files`."""
+    for name, upstream in settings.upstreams.items():
+        if is_loopback(upstream.host) and name not in (fakes or {}):
+            yield f"upstreams.{name}.url: {upstream.host} is the pod itself there"
+    if not tree:
+        return
+    try:
+        envoy_gateway(settings, None, fakes or {})
+    except RenderError as error:
+        yield f"overlays/envoy-gateway is left out: {error}"
+
+
+def _namespace_of(path: str) -> str | None:
+    return NAMESPACE if path.startswith(_GATEWAYS) else None
 
 
 def _envoy_gateway(settings: Settings, fakes: Fakes) -> dict[str, list[Data]]:
