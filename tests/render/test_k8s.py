@@ -633,6 +633,31 @@ def test_a_low_port_is_left_to_who_is_not_root(port: int, start: str | None) -> 
     assert told == ([{"name": "net.ipv4.ip_unprivileged_port_start", "value": start}] if start else [])
 
 
+def test_what_listens_to_everybody_elsewhere_does_not_in_a_pod() -> None:
+    """No policy of the network guards an application's pod, nor the console anywhere."""
+    everybody = {"address": "0.0.0.0:10003", "console": "0.0.0.0:10004", "health": "0.0.0.0:10007"}
+    settings = odd(gateway={"address": "0.0.0.0", "metrics_port": 9090}, service=everybody)
+    config = k8s.sidecar(settings).config["data"]
+    assert loopback_only(yaml.safe_load(config["envoy.yaml"]))
+    inside = parse(config["tidegate.yaml"], "pod", {}).service
+    assert (inside.console, inside.health) == ("127.0.0.1:10004", "127.0.0.1:10007")
+    data = one(k8s.objects(settings), "ConfigMap")["data"]
+    assert parse(data["tidegate.yaml"], "pod", {}).service.console == "127.0.0.1:10004"
+
+
+@pytest.mark.parametrize("form", ["gateway", "sidecar"])
+def test_of_several_behind_one_envoy_each_pod_has_one(form: str) -> None:
+    """Its Envoy asks the one beside it, and that starts with what it is given in the pod."""
+    places = ["127.0.0.1:10003", "127.0.0.1:10013"]
+    settings = odd(service={"address": places[0], "addresses": places, "replicas": 2})
+    documents = k8s.objects(settings)
+    config = one(documents, "ConfigMap") if form == "gateway" else k8s.sidecar(settings).config
+    env = pod_of(documents)["initContainers"][0]["env"] if form == "gateway" else []
+    inside = parse(config["data"]["tidegate.yaml"], "pod", {each["name"]: each["value"] for each in env})
+    assert (inside.service.addresses, inside.service.replicas) == ((), 2)
+    assert places[1].rpartition(":")[2] not in config["data"]["envoy.yaml"]
+
+
 def test_a_service_that_kubernetes_cannot_ask_is_refused() -> None:
     """Before anything is written."""
     with pytest.raises(RenderError, match="must be host:port"):

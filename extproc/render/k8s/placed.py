@@ -42,7 +42,8 @@ _MOST = 1_000_000
 
 
 def placed(settings: Settings, *, sidecar: bool) -> Settings:
-    """The settings as they are in a pod. A gateway of its own listens to the pod's network, a sidecar to its pod.
+    """The settings as they are in a pod. A gateway of its own listens to the pod's network, a sidecar to its pod alone,
+    whatever it listens to elsewhere: no policy of the network guards that. So does the console of both.
 
     RenderError where an address has no meaning in a pod.
     """
@@ -50,13 +51,17 @@ def placed(settings: Settings, *, sidecar: bool) -> Settings:
     if service.address.startswith("unix:"):
         raise RenderError("service.address: in a pod it must be host:port; Kubernetes asks its health service by TCP")
     named = settings.model_copy(update={"gateway": gateway.model_copy(update={"secrets_dir": "."})})
-    public = "0.0.0.0" if is_loopback(gateway.address) and not sidecar else gateway.address
+    if sidecar:
+        heard = gateway.address if is_loopback(gateway.address) else "127.0.0.1"
+    else:
+        heard = "0.0.0.0" if is_loopback(gateway.address) else gateway.address
+    console = _at_home(service.console)
     measured = None if sidecar else gateway.metrics_port or _free(settings, METRICS_PORT)
-    asked = service.health if sidecar else _health(settings, measured)
+    asked = service.health and _at_home(service.health) if sidecar else _health(settings, measured)
     moved: dict[str, Any] = {
         "gateway": gateway.model_copy(
             update={
-                "address": public,
+                "address": heard,
                 "secrets_dir": SDS_DIR if secret_files(named) else None,
                 **({"metrics_port": measured} if measured != gateway.metrics_port else {}),
             }
@@ -65,6 +70,8 @@ def placed(settings: Settings, *, sidecar: bool) -> Settings:
             update={
                 "address": _at_home(service.address),
                 "state_file": _STATE_FILE,
+                **({"addresses": ()} if service.addresses else {}),  # an Envoy of a pod asks the one beside it
+                **({"console": console} if console != service.console else {}),
                 **({"health": asked} if asked != service.health else {}),
                 **_tls(service),
             }
