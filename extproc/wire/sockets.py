@@ -7,10 +7,12 @@ name in the end. So it is made under a name of its own, and gets the right one w
 from __future__ import annotations
 
 import errno
+import fcntl
 import grp
 import os
 import socket
 import stat
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,8 @@ from pathlib import Path
 __all__ = ["SocketError", "UnixSocket"]
 
 _LISTENS_S = 1.0
+_STARTS_S, _LOOK_S = 5.0, 0.02
+"""So long another that makes its own socket is waited for, and this long between two looks."""
 
 
 class SocketError(Exception):
@@ -32,11 +36,21 @@ class UnixSocket:
     mode: int
     group: str | None = None
     _ours: tuple[int, ...] | None = None
+    _lock: int | None = None
 
     def claim(self) -> None:
-        """Make room for it. SocketError when it is taken, or cannot be made."""
+        """Make room for it. SocketError when it is taken, or cannot be made.
+
+        Until `open` no other Tidegate does the same in this folder: of two that found the same dead one, each would
+        take away what the other has made since.
+        """
         self._group()
-        self._remove_dead()
+        self._keep_others_out()
+        try:
+            self._remove_dead()
+        except SocketError:
+            self._let_others_in()
+            raise
 
     def open(self, bind: Callable[[str], int]) -> None:
         """Have `bind` listen on it once it is claimed, and set its rights. SocketError when that cannot be done."""
@@ -52,11 +66,39 @@ class UnixSocket:
             raise SocketError(f"{self.path}: {getattr(error, 'strerror', None) or error}") from None
         finally:
             os.umask(before)
+            self._let_others_in()
 
     def remove(self) -> None:
         """Take the file away, unless it is another's by now. While it is listened on nobody else can claim it."""
         if self._ours is not None and self._identity() == self._ours:
             Path(self.path).unlink(missing_ok=True)
+
+    def _keep_others_out(self) -> None:
+        """Not where the folder cannot be locked."""
+        try:
+            lock = os.open(Path(self.path).parent, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            return
+        until = time.monotonic() + _STARTS_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    os.close(lock)
+                    raise SocketError(f"{self.path}: another process has locked its folder") from None
+                time.sleep(_LOOK_S)
+            except OSError:
+                os.close(lock)
+                return
+            else:
+                self._lock = lock
+                return
+
+    def _let_others_in(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _group(self) -> int:
         """Its number; -1 leaves it as it is."""

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,28 @@ async def test_a_dead_ones_socket_is_replaced(path: Path, living: subprocess.Pop
     assert accepts(path)
     await server.stop()
     assert rights(path) is None
+
+
+def test_of_two_that_start_at_once_one_gets_it(path: Path) -> None:
+    """The second waits until the first has made its own, and leaves it alone then."""
+    first, second = (UnixSocket(str(path), 0o600) for _ in range(2))
+    with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as lives, ThreadPoolExecutor() as other:
+        dead.bind(str(path))  # nobody listens
+        first.claim()
+        claiming = other.submit(second.claim)
+        assert not wait([claiming], timeout=0.3).done
+
+        def bind(place: str) -> int:
+            lives.bind(place.removeprefix("unix:"))
+            lives.listen()
+            return 1
+
+        first.open(bind)
+        with pytest.raises(SocketError, match="another process listens there"):
+            claiming.result(10)
+        assert accepts(path)
+    path.unlink()
+    second.claim()
 
 
 async def test_a_socket_that_is_anothers_by_now_stays(path: Path) -> None:
