@@ -141,8 +141,11 @@ def render_istio(
     config: Config = None,
     *,
     gateway: Annotated[
-        bool, typer.Option("--gateway/--sidecar", help="Patch an ingress or egress gateway, or callers' sidecars.")
-    ],
+        bool | None,
+        typer.Option(
+            "--gateway/--sidecar", help="Patch an ingress or egress gateway, or callers' sidecars; say which."
+        ),
+    ] = None,
     label: Annotated[list[str], typer.Option(help="Of the pods to patch: app=chat. Several must all be there.")],
     namespace: Annotated[str, typer.Option(help="Of those pods; a mesh's root namespace stands for all.")],
     host: Annotated[
@@ -173,6 +176,8 @@ def render_istio(
     """Print EnvoyFilters that put Tidegate into Envoys of an Istio mesh, and what belongs to them."""
     from extproc.render.mesh import for_istio  # noqa: PLC0415
 
+    if gateway is None:
+        raise typer.BadParameter("say whose Envoys these are: --gateway or --sidecar")
     text = for_istio(
         _settings(config),
         gateway=gateway,

@@ -26,7 +26,10 @@ def merged(
         raise RenderError("\n".join(f"{file}: {line}" for line in str(error).splitlines())) from None
     text = dump(done.config, HEADER)
     if check:
-        validate(text)
+        try:
+            validate(text)
+        except RenderError as error:  # a note may well say why
+            raise RenderError("\n".join([*done.notes, str(error)])) from None
     return text, done.notes
 
 

@@ -15,7 +15,7 @@ from extproc.render.envoy import RenderError, validate, write_secrets
 from extproc.render.existing import dump, load
 from extproc.render.merge import HEADER, merge
 from extproc.settings import Settings
-from tests.render.rig import Data, settings_of
+from tests.render.rig import Data, settings_of, upstream
 
 FOLDER = Path(__file__).parent / "existing"
 MANAGER = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
@@ -388,6 +388,22 @@ def test_a_file_that_cannot_be_read(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(RenderError, match=r"bytes\.yaml: "):
         merged(tmp_path / "bytes.yaml", settings)
+
+
+def test_where_envoy_says_no_the_notes_are_told_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them may be the reason, as a node without a name is."""
+    file, envoy, key = tmp_path / "existing.yaml", tmp_path / "envoy", tmp_path / "key"
+    file.write_text(minimal(), "utf-8")
+    key.write_text("k", "utf-8")
+    envoy.write_text("#!/bin/sh\necho no >&2\nexit 1\n", "utf-8")
+    envoy.chmod(0o755)
+    monkeypatch.setenv("TIDEGATE_ENVOY", str(envoy))
+    watched = settings_of(f"gateway: {{secrets_dir: {tmp_path}}}", far={**upstream(1), "key_file": str(key)})
+    with pytest.raises(RenderError) as told:
+        merged(file, watched, check=True)
+    *notes, last = str(told.value).splitlines()
+    assert last == "no"
+    assert any(note.startswith("warning: node: has no id") for note in notes)
 
 
 def test_json_is_merged_into_as_well(settings: Settings) -> None:
