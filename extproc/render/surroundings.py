@@ -26,6 +26,7 @@ _DELAYED_CLOSE_S = 1.0
 """Envoy's defaults."""
 _SHOWN = 3
 _CLAIMS = "claims"
+_SWITCH = "type.googleapis.com/envoy.config.route.v3.FilterConfig"
 
 
 def named(item: Any) -> str:
@@ -163,10 +164,12 @@ def _about_filter(place: str, item: Data, settings: Settings) -> Iterator[str]:
             f"note: {place}, filter {named(item)}: answers preflights of LLM paths as before, but leaves the "
             f"answers there as they are: if browsers call these paths, set response_headers_to_add of the virtual host"
         )
-    if kind.endswith(".CredentialInjector") and dig(config, "overwrite") and _by_key(settings):
+    replaces = kind.endswith(".CredentialInjector") and _said(config, "overwrite") and not _said(item, "disabled")
+    if replaces and _by_key(settings):
         yield (
             f"warning: {place}, filter {named(item)}: puts its key in place of the caller's before Tidegate reads who "
-            f"calls (identity.tenant: api_key): disable it on LLM paths, or name another identity"
+            f"calls (identity.tenant: api_key). Set disabled: true there, and switch it on for your own routes: "
+            f'typed_per_filter_config: {{{dig(item, "name")}: {{"@type": {_SWITCH}, config: {{}}}}}}'
         )
     limit = str(dig(config, "max_request_bytes") or "")
     if limit.isdigit() and int(limit) < settings.gateway.max_body_bytes and "Buffer" in kind:
@@ -181,6 +184,10 @@ def _about_filter(place: str, item: Data, settings: Settings) -> Iterator[str]:
             f"warning: {place}, filter {named(item)}: writes what its tokens say where Tidegate reads it "
             f"(payload_in_metadata: {_CLAIMS}); its callers count as proven: choose another name there"
         )
+
+
+def _said(item: Any, field: str) -> bool:
+    return str(dig(item, field)).lower() == "true"
 
 
 def _by_key(settings: Settings) -> bool:

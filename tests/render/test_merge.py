@@ -297,6 +297,8 @@ def test_filters_that_meet_llm_paths_are_told(identity: str) -> None:
     notes = "\n".join(merge(load(text, "x"), settings_of(known, mine=1)).notes)
     assert "filter cors: answers preflights of LLM paths as before" in notes
     assert ("filter injector: puts its key in place of the caller's" in notes) == (identity == "api_key")
+    switched = text.replace("{name: injector,", "{name: injector, disabled: true,")
+    assert "filter injector: " not in "\n".join(merge(load(switched, "x"), settings_of(known, mine=1)).notes)
 
 
 # ---------------------------------------------------------------------------------------------- refused
