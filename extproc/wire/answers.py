@@ -67,7 +67,7 @@ class Shown:
     """The head of an answer. status: as the caller will see it. upstream: who answered, empty where Envoy did by
     itself. details, flags, attempt: as in ports.Record. tail: what a gate noted. limits: headers for ports.Record.
     removed: headers that the caller does not see. own: it is Envoy's, even if an upstream was asked. silent: it is a
-    gate's, whose upstream gave none. whole: no body follows.
+    gate's, whose upstream gave none. instead: it stands in where every upstream failed. whole: no body follows.
     """
 
     status: int
@@ -78,6 +78,7 @@ class Shown:
     attempt: int
     own: bool
     silent: bool
+    instead: bool
     whole: bool
     limits: Mapping[str, str] = field(default_factory=dict)
     tail: Mapping[str, str | float] = field(default_factory=dict)
@@ -162,6 +163,7 @@ def shown(message: ProcessingRequest) -> Shown:
         attempt=int(words.get("upstream.request_attempt_count", 0)),
         own=not upstream or details not in (None, VIA_UPSTREAM),
         silent=codec.FLAGS in headers,
+        instead=codec.LAST_RESORT in headers,
         whole=answer.end_of_stream,
         limits=limits,
         tail=noted(headers.get(TAIL, "")),

@@ -176,11 +176,14 @@ class ClassicExchange(StreamExchange):
         if self._shown is None:
             return self._said[0] or (self._late() if self._timed_out() else 0)
         head, status = self._shown, self._shown.status
-        return EXHAUSTED if not head.own and (head.silent or status >= FAILED or status == PACED) else status
+        failed = head.instead or (not head.own and (head.silent or status >= FAILED or status == PACED))
+        return EXHAUSTED if failed else status
 
     def _late(self) -> int:
-        """Status of an answer that did not come in time: in the caller's, or in ours."""
-        return TOO_LATE if self._going is not None and self._going.deadline_ms is not None else EXHAUSTED
+        """Status of an answer that did not come in time: in the caller's, or in ours; or where another stands in."""
+        going = self._going
+        told = going is not None and going.deadline_ms is not None and not going.last_resort
+        return TOO_LATE if told else EXHAUSTED
 
     def _may_end(self) -> bool:
         return self._released and not (self._tail and self._tail.holds)
@@ -207,7 +210,8 @@ class ClassicExchange(StreamExchange):
         self._answered = self._clock()
         self._shown = head = answers.shown(message)
         priced = endpoint_of("POST", self._going.path) not in (None, Endpoint.OTHER)
-        read = priced and not head.whole and head.status == OK and EVENTS in head.kind and not self._released
+        begun = not (head.own or head.whole or self._released)
+        read = priced and begun and head.status == OK and EVENTS in head.kind
         if read:
             self._tail = _tail_of(self._going)
         else:

@@ -27,6 +27,7 @@ from extproc.wire.pb.ext_proc_pb2 import (
 __all__ = [
     "CONTINUE",
     "FLAGS",
+    "LAST_RESORT",
     "ROUTE",
     "TAIL",
     "TRAILERS_PASS",

@@ -270,6 +270,34 @@ async def test_an_answer_that_is_late_is_told_as_the_caller_sees_it(deadline_ms:
         assert record.first_token_s is None
 
 
+@pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
+async def test_an_answer_of_last_resort_is_nobodys(kind: str) -> None:
+    """Envoy gives it by itself once the time is over: nobody is paid for it, and its events are not read."""
+    envoy = Envoy()
+    watching = await envoy.depart()
+    told = {"response__code_details": "upstream_per_try_timeout", "response__flags": 4.0}
+    headers = {":status": "200", "content-type": kind, "x-tidegate-last-resort": "true"}
+    envoy.say(answer_message(headers, **told))
+    await settle()
+    assert not envoy.last.HasField("mode_override")
+    envoy.close()
+    await watching
+    record = envoy.exchange.final()
+    assert record is not None
+    assert (record.status, record.flags, record.tail) == (503, {"upstream_request_timeout"}, {})
+
+
+async def test_an_answer_of_last_resort_that_is_not_shown_is_nobodys_either() -> None:
+    envoy = Envoy()
+    watching = await envoy.depart(replace(DEPARTURE, stream=False, total_s=0.5))
+    envoy.now += 0.5
+    envoy.close()
+    await watching
+    record = envoy.exchange.final()
+    assert record is not None
+    assert (record.status, record.details) == (503, "response_timeout")
+
+
 @pytest.mark.parametrize("path", ["/v1/threads/t/runs", "/v1/responses/r_1?stream=true", "/v1/audio/speech"])
 async def test_events_that_are_not_counted_in_tokens_pass_unread(path: str) -> None:
     """Such a stream has no [DONE], and what it says of usage is not this request's."""
