@@ -415,7 +415,7 @@ async def test_an_answer_that_did_not_come_in_time() -> None:
     for waited_s, expected in ((2.0, (504, "response_timeout")), (1.9, (0, ""))):
         envoy = Envoy()
         given = {name: getattr(DEPARTURE, name) for name in DEPARTURE.__slots__}
-        watching = await envoy.depart(Departure(**{**given, "total_s": 2.0}))
+        watching = await envoy.depart(Departure(**{**given, "total_s": 2.0, "last_resort": ""}))
         envoy.now += waited_s
         envoy.close()
         await watching
