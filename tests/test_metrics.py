@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import aiohttp
@@ -136,6 +137,31 @@ async def test_the_console_shows_it_as_text() -> None:
             assert answer.status == 200
             assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
             assert read(await answer.read())["tidegate_unsettled"] == ("gauge", {(): 8})
+    finally:
+        await runner.cleanup()
+
+
+async def test_whoever_reads_metrics_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many who ask at once get one page; later there is another."""
+    made: list[dict[str, Any]] = []
+
+    def page(told_state: dict[str, Any]) -> bytes:
+        made.append(told_state)
+        return str(len(made)).encode()
+
+    monkeypatch.setattr(state, "FRESH_S", 600.0)
+    [port] = free_ports(1)
+    runner = await state.serve(f"127.0.0.1:{port}", told, metrics=page)
+    try:
+        async with aiohttp.ClientSession() as http:
+
+            async def read_one() -> bytes:
+                async with http.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                    return await answer.read()
+
+            assert {*await asyncio.gather(*(read_one() for _ in range(20)))} == {b"1"}
+            monkeypatch.setattr(state, "FRESH_S", 0.0)
+            assert await read_one() == b"2"
     finally:
         await runner.cleanup()
 

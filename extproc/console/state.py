@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import islice
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 from aiohttp import web
@@ -29,6 +31,16 @@ MOST_COUNTERS = 2000
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_BODY = 16_384
 """Bytes of a request's body."""
+FRESH_S = 0.5
+"""So long a page of metrics serves whoever asks."""
+
+
+@dataclass(slots=True)
+class Page:
+    """The newest page of metrics, and when it was made, on the clock of `time.monotonic`."""
+
+    text: bytes = b""
+    at: float = -inf
 
 
 def describe(lanes: Lanes, store: Store, now: float, first: Iterable[str] = ()) -> dict[str, Any]:
@@ -89,10 +101,11 @@ async def serve(
 ) -> web.AppRunner:
     """Serve `GET /state`, `/metrics`, `/healthz` and `/sessions` on host:port; returns the runner to clean up.
 
-    metrics: a state as text for Prometheus. It is asked in a thread, and for one page at a time. OSError where the
-    address cannot be had.
+    metrics: a state as text for Prometheus. It is asked in a thread, for one page at a time, and seldom: whoever may
+    read the page from outside must not keep those from their work who decide on requests. OSError where the address
+    cannot be had.
     """
-    one_page = asyncio.Lock()
+    one_page, kept = asyncio.Lock(), Page()
 
     async def show(_: web.Request) -> web.Response:
         return web.json_response(state(), dumps=lambda data: json.dumps(data, default=str))
@@ -103,8 +116,10 @@ async def serve(
     async def measure(_: web.Request) -> web.Response:
         assert metrics is not None  # noqa: S101 - else there is no such page
         async with one_page:
-            page = await asyncio.to_thread(metrics, state())
-        return web.Response(body=page, headers={"content-type": METRICS_TYPE})
+            if time.monotonic() - kept.at >= FRESH_S:
+                kept.text = await asyncio.to_thread(metrics, state())
+                kept.at = time.monotonic()
+        return web.Response(body=kept.text, headers={"content-type": METRICS_TYPE})
 
     app = web.Application(client_max_size=MOST_BODY)
     app.router.add_get("/state", show)
