@@ -10,6 +10,7 @@ from extproc.against.dump import Manager, Running, managers
 from extproc.against.expected import Expected, admits, names
 from extproc.against.finding import Finding, findings_of
 from extproc.render.existing import dig
+from extproc.render.parts import NO_UPGRADES
 from extproc.render.shape import Data
 from extproc.render.surroundings import first_to_take, named
 from extproc.settings import Settings
@@ -161,7 +162,7 @@ def _routes_of(place: str, there: list[Data], expected: Expected, do: str) -> It
     for name in present:
         yield from findings_of(place, differences(wanted[name], there[at[name]]), do, f"route {name}")
     for name in names(there):
-        if expected.is_ours(name) and name not in wanted:
+        if expected.is_ours(name) and name not in wanted and name != NO_UPGRADES:
             yield Finding(place, f"route {name}", "nothing", "it", f"rendered for other settings: {do}")
     last = max((at[name] for name in present), default=-1)
     others = [route for route in there[: last + 1] if dig(route, "name") not in wanted]

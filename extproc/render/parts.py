@@ -35,7 +35,7 @@ from extproc.render.shape import Data, extension, set_header, source, typed
 from extproc.render.upstream import secrets
 from extproc.settings import Settings
 
-__all__ = ["FLUSH", "LLM_PATHS", "MARK", "OURS", "OWNER", "Parts", "parts", "paths_taken"]
+__all__ = ["FLUSH", "LLM_PATHS", "MARK", "NO_UPGRADES", "OURS", "OWNER", "Parts", "parts", "paths_taken"]
 
 OURS = "tidegate."
 """How the names of filters, routes, logs and the listener begin."""
@@ -44,6 +44,9 @@ OWNER = "tidegate"
 
 MARK = f"{OURS}mark"
 """The filter that marks a request as ours."""
+
+NO_UPGRADES = f"{OURS}no-upgrades"
+"""A route that only a mesh's Envoys have, see `istio.patches`."""
 
 LLM_PATHS = (
     "/v1/chat/completions",

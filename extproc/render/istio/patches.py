@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from extproc.render.fragments import manager_settings
 from extproc.render.istio.target import Target
-from extproc.render.parts import FLUSH, MARK, OURS, Parts, parts
+from extproc.render.parts import FLUSH, MARK, NO_UPGRADES, OURS, Parts, parts
 from extproc.render.shape import Data, typed
 from extproc.settings import Settings
 
@@ -69,7 +69,7 @@ def _no_upgrades(ours: Parts) -> Data:
     """
     paths = next(route["match"]["safe_regex"] for route in ours.routes)
     return {
-        "name": f"{OURS}no-upgrades",
+        "name": NO_UPGRADES,
         "match": {"safe_regex": paths, "headers": [{"name": "upgrade", "present_match": True}]},
         "direct_response": {"status": 403},
         "typed_per_filter_config": {MARK: typed("envoy.config.route.v3.FilterConfig", config={})},
