@@ -63,14 +63,17 @@ class Wording:
 
     def exhausted(self, head: Head, dialect: Dialect, retry_s: int) -> str:
         """The body, ready beforehand, for the case that every upstream of the order fails."""
-        body = self._exhausted(dialect, dialects.language(head.headers.get("accept-language")), retry_s)
+        language = dialects.language(head.headers.get("accept-language"))
+        body = _exhausted(dialect, language, retry_s, self._statuses(Reason.UPSTREAM_FAILED))
         return body.replace(_REQUEST_ID, json.dumps(head.headers.get("x-request-id", ""))[1:-1])
 
-    @lru_cache(maxsize=256)  # noqa: B019 - one object for the life of the process
-    def _exhausted(self, dialect: Dialect, language: str, retry_s: int) -> str:
-        refusal = Refusal(Reason.UPSTREAM_FAILED, self._statuses(Reason.UPSTREAM_FAILED), retry_s)
-        body = dialects.refuse(dialect, refusal, language=language, request_id=_REQUEST_ID, now=0.0, jitter=0.0)[1]
-        return body.decode()
+
+@lru_cache(maxsize=256)
+def _exhausted(dialect: Dialect, language: str, retry_s: int, status: int) -> str:
+    """It knows no object that knows settings, or it would keep those of reloads that are long over."""
+    refusal = Refusal(Reason.UPSTREAM_FAILED, status, retry_s)
+    body = dialects.refuse(dialect, refusal, language=language, request_id=_REQUEST_ID, now=0.0, jitter=0.0)[1]
+    return body.decode()
 
 
 def _dialect(headers: Mapping[str, str]) -> Dialect:

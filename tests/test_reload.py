@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import json
 import os
 import random
+import weakref
 from collections import Counter
 from copy import deepcopy
 from typing import Any
@@ -483,6 +485,25 @@ def test_sessions_follow_their_limits_with_what_they_used_and_were_given() -> No
         await bench.reload(raw)
         assert allowances.look("one", "s")["tokens"]["used"] == 0  # type: ignore[index]
         await asyncio.gather(*bench.tasks)
+        await bench.stop()
+
+    play(scenario)
+
+
+def test_settings_that_hold_no_more_are_forgotten() -> None:
+    """Whatever was served by them: nothing keeps them but what they hold for."""
+
+    async def scenario(_: VirtualLoop) -> None:
+        bench = Bench()
+        former: list[weakref.ref[Settings]] = []
+        for number in range(5):
+            await bench.reload(changed("observe", number / 10))
+            former.append(weakref.ref(bench.service.settings))
+            bench.send(f"{number}", stays_s=0.1)
+            await a_moment(30)
+        await asyncio.gather(*bench.tasks)
+        gc.collect()
+        assert [each() is None for each in former] == [True, True, True, True, False]
         await bench.stop()
 
     play(scenario)
