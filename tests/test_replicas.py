@@ -71,9 +71,13 @@ def test_nothing_else_is_touched() -> None:
 
 
 def changed(one: Any, other: Any, place: str = "") -> set[str]:
-    """Where two policies differ."""
+    """Where two policies differ in what they are made from."""
     if is_dataclass(one) and type(one) is type(other):
-        inner = [(f".{field.name}", getattr(one, field.name), getattr(other, field.name)) for field in fields(one)]
+        inner = [
+            (f".{field.name}", getattr(one, field.name), getattr(other, field.name))
+            for field in fields(one)
+            if field.init
+        ]
     elif isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         inner = [("", one[key], other[key]) for key in one]
     elif isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
