@@ -86,7 +86,12 @@ class Allowances:
         now, former = self._clock.time(), self._listed
         counters, gone = self.follow_some(len(self._behind))
         self._follow_others(policy)
+        routes = {route.models[0]: route.name for route in policy.routes}
+        former_names = [(route.name, routes.get(route.models[0], "")) for route in self._policy.routes]
         self._heed(policy)
+        for name, by_now in former_names:  # of requests on their way: a route is named by its place in the list, too
+            if by_now in self._routes:
+                self._routes.setdefault(name, self._routes[by_now])
         if self._others is not None:
             for name in former.keys() - self._listed.keys():
                 account, forgotten = self._others.hear(name, self._resting)

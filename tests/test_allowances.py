@@ -283,6 +283,22 @@ def test_what_a_route_may_cost_is_a_hard_stop_for_everybody(kind: type[Ledger], 
     play(scenario)
 
 
+def test_a_request_on_its_way_pays_its_route_wherever_that_stands_by_now(kind: type[Ledger]) -> None:
+    """Other routes may have come before it since it was named."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        policy = with_route(per_hour=2 * A)
+        desk = Desk(loop, kind, policy)
+        [limited, other] = policy.routes
+        desk.allowances.follow(replace(policy, routes=(replace(other, name="0:n"), replace(limited, name="1:m"))))
+        await fly(desk, route="0:m")
+        assert desk.left("route/m/usd_hour") == pytest.approx(2 * A - USED)
+        await fly(desk, route="1:n")
+        assert desk.left("route/m/usd_hour") == pytest.approx(2 * A - USED)
+
+    play(scenario)
+
+
 def test_of_a_tenants_and_a_routes_dollars_the_longer_is_told(kind: type[Ledger]) -> None:
     """Who waits for the one would run into the other."""
 
