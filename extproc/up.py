@@ -12,10 +12,10 @@ from types import FrameType
 from typing import Any
 
 from extproc.reloading import Watch
-from extproc.settings import Settings, SettingsError, load
+from extproc.settings import Settings, SettingsError, changes, load
 from extproc.stack import Stack, StackError
 
-__all__ = ["follow", "run", "summary"]
+__all__ = ["follow", "restart", "run", "summary"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -132,7 +132,17 @@ def _look_after(stack: Stack) -> None:
         raise StackError(f"envoy ended; see {stack.workdir / 'envoy.log'}")
     if stack.processes["service"].poll() is not None:
         _say("the service ended; starting it again")
-        stack.start_service()
+        restart(stack)
+
+
+def restart(stack: Stack) -> None:
+    """Start the service again, with as much of what it followed as fits the Envoy that runs."""
+    try:
+        held, _ = changes.follow(stack.settings, load(stack.workdir / "tidegate.yaml", {}))
+    except SettingsError:
+        held = stack.settings
+    stack.write_config(held)
+    stack.start_service()
 
 
 def _say(line: str) -> None:

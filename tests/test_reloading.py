@@ -254,6 +254,29 @@ async def test_without_a_file_there_is_nothing_to_follow(caplog: pytest.LogCaptu
     running.cancel()
 
 
+def test_up_starts_a_service_again_as_its_envoy_knows_it(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What needs Envoy's config rendered again holds no more for a service that ended than for one that did not."""
+    stack = Stack(load(path), tmp_path / "run")
+    stack.workdir.mkdir()
+    started: list[Settings] = []
+    mine = stack.workdir / "tidegate.yaml"
+    monkeypatch.setattr(Stack, "start_service", lambda _: started.append(load(mine, {})))
+    written(path, observe=0.5, service={"address": "127.0.0.1:10903"})
+    up.follow(stack, path)
+    up.restart(stack)
+    more = {"a": RAW["upstreams"]["a"], "b": RAW["upstreams"]["a"]}
+    written(path, upstreams=more, routes=[{**RAW["routes"][0], "chain": ["b"]}])
+    up.follow(stack, path)
+    up.restart(stack)
+    assert [(each.observe, each.service.address) for each in started] == [
+        (0.5, "127.0.0.1:10003"),
+        (0.0, "127.0.0.1:10003"),
+    ]
+    assert started[1] == stack.settings, "nothing of it makes sense without what Envoy does not know"
+
+
 def test_up_hands_a_changed_file_to_its_service(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A mistake is told, and the service's own file stays as it was."""
     stack = Stack(load(path), tmp_path / "run")
