@@ -16,12 +16,12 @@ _INLINE = 96
 
 _HEADER = """\
 # Rendered by Tidegate from its settings; change those, not this file.
-# For Envoy 1.39 or newer, or an older one where gateway.profile says so.
+# For Envoy 1.40 or newer, or an older one where gateway.profile says so.
 # Keys are read by Envoy from their files and never stand here.
 """
 
 
-class Dumper(yaml.SafeDumper):
+class Dumper(yaml.CSafeDumper):
     """Writes data the way that is described above."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - no anchors, ever
