@@ -16,6 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,9 @@ START_S = 30.0
 STOP_S = 5.0
 _LISTENING = 15_000, 32_000
 """Ports to listen on are picked from here."""
+_CLAIMS = 256
+_claims: deque[int] = deque()
+"""UDP sockets, which no listener minds, that keep ports which were given out, the oldest first."""
 
 
 class StackError(Exception):
@@ -226,14 +230,19 @@ def envoy_binary() -> str:
 def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on right now, below those that systems give to outgoing connections.
 
-    One of the latter could be taken by any client before it is listened on.
+    One of the latter could be taken by any client before it is listened on. Nobody else who asks here, in whatever
+    process, is given the same for a good while: two Envoys would share it without a word.
     """
     found: list[int] = []
     while len(found) < count:
         port = _LISTENING[0] + secrets.randbelow(_LISTENING[1] - _LISTENING[0])
-        with socket.socket() as one, suppress(OSError):
+        with socket.socket() as one, socket.socket(type=socket.SOCK_DGRAM) as claim, suppress(OSError):
             one.bind(("127.0.0.1", port))
-            found += [port] if port not in found else []
+            claim.bind(("127.0.0.1", port))
+            _claims.append(claim.detach())
+            found.append(port)
+    while len(_claims) > max(_CLAIMS, count):
+        os.close(_claims.popleft())
     return found
 
 

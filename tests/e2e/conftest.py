@@ -17,12 +17,16 @@ from extproc.stack import Stack, free_ports
 
 Gate = Callable[..., Stack]
 
+CLIENTS_SOCKETS = r"ignore:Exception ignored in. <socket\.socket:pytest.PytestUnraisableExceptionWarning"
+"""SDKs that lost patience leave sockets to the collector, which finds them in whatever test comes later."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder needs a real Envoy."""
     for item in items:
         if "tests/e2e" in str(item.path):
             item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.filterwarnings(CLIENTS_SOCKETS))
 
 
 def settings_for(**overrides: Any) -> Settings:

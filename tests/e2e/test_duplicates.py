@@ -88,14 +88,14 @@ def show(capsys: pytest.CaptureFixture[str], line: str) -> None:
 @pytest.mark.parametrize(("name", "stream"), [("fresh-0", False), ("fresh-1", True)])
 def test_the_openai_sdk_gets_its_answer_after_it_lost_patience(one: Stack, name: str, *, stream: bool) -> None:
     """Its first attempt is held and times out; the second stands where the first stood, before who came between."""
-    client = openai.OpenAI(base_url=f"{one.url}/v1", api_key="sk-a", max_retries=3, timeout=1.5)
+    client = openai.OpenAI(base_url=f"{one.url}/v1", api_key="sk-a", max_retries=3, timeout=3)
     other = openai.OpenAI(base_url=f"{one.url}/v1", api_key="sk-b", max_retries=0, timeout=30)
 
     def ask_between() -> None:
         until(lambda: waiting(one) == 1)
         other.chat.completions.create(**chat("between", model=name))
 
-    with busy(one, 2.6, name), _beside(ask_between):
+    with busy(one, 4.2, name), _beside(ask_between):
         answer = client.chat.completions.create(**chat("impatient" * 99, model=name), stream=stream)  # type: ignore[call-overload]
         assert "".join(chunk.choices[0].delta.content or "" for chunk in answer) if stream else answer.choices
     _, copy, between = sorted(one.record(name)["requests"], key=lambda each: each["admitted"])

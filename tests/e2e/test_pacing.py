@@ -113,8 +113,12 @@ async def test_a_limit_smaller_than_configured_is_followed(alone: Stack, capsys:
     await pushed(alone, 30, 10.0)
     assert alone.record("one")["refused_429"] <= 2
     tell(alone, "one", tpm=TPM)
-    await pushed(alone, 30, 3.0)
-    until(lambda: counter(alone, "one/*/total")["per_second"] >= TPM / 60 * 0.94)
+    for _ in range(5):
+        await pushed(alone, 30, 3.0)
+        if counter(alone, "one/*/total")["per_second"] >= TPM / 60 * 0.94:
+            break
+    else:
+        pytest.fail("what the provider allows more is not used")
 
 
 @contextlib.asynccontextmanager
