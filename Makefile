@@ -25,7 +25,7 @@ test: $(STAMP) ## run all tests, those on a real Envoy included
 	$(BIN)/python -m pytest -m e2e -n 3 --dist loadfile
 
 test-classic: $(STAMP) ## run the tests on a real Envoy in the profile for older ones; TIDEGATE_ENVOY=... says on which
-	$(BIN)/python -m pytest -m e2e --profile classic -n 3 --dist loadfile
+	$(BIN)/python -m pytest tests/e2e --profile classic -n 3 --dist loadfile
 
 check: $(STAMP) ## run ruff, mypy, import-linter, and the tests that need no Envoy with coverage
 	$(BIN)/ruff check .
