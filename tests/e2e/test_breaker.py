@@ -12,6 +12,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -213,12 +214,18 @@ def test_a_prompt_that_breaks_every_stream_opens_one_breaker_at_most(stack: Stac
     """Whether it is silence, which goes through the whole chain at once, or comes when it is too late for others: then
     the next upstream is asked when the first rests.
     """
-    for _ in range(60):
-        if len(seen(stack, "backup")) >= 5:
-            break
+
+    def ask(_: int) -> None:
         with contextlib.suppress(httpx.RemoteProtocolError):
             post(stack, f"{fault}!", chat(f"poison {fault}", stream=True))
-        books_balance(stack)
+
+    with ThreadPoolExecutor(5) as pool:
+        for _ in range(60):
+            if len(seen(stack, "backup")) >= 5:
+                break
+            at_once = 5 if breaker(stack, "primary")["state"] == "open" else 1  # it does not rest for long
+            list(pool.map(ask, range(at_once)))
+            books_balance(stack)
     assert len(seen(stack, "backup")) >= 5
     assert opened(stack) == (fault != "silence")
     assert blameless(stack, "backup", "local")
