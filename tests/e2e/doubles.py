@@ -66,6 +66,17 @@ def forget(stack: Stack) -> None:
         httpx.delete(f"http://{upstream.host}:{upstream.port}/admin/record").raise_for_status()
 
 
+@contextlib.contextmanager
+def emptied(stack: Stack, vendors: Mapping[str, Upstream]) -> Iterator[Stack]:
+    """A shared stack and other upstreams with empty records; whatever was taken is given back in the end."""
+    forget(stack)
+    for one in vendors.values():
+        one.received.clear()
+        one.answers.clear()
+    yield stack
+    books_balance(stack)
+
+
 def tell(stack: Stack, name: str, **changes: Any) -> None:
     """Change a fake's settings while it runs."""
     upstream = stack.fakes[name]

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from extproc.stack import Stack
-from tests.e2e.conftest import books_balance, chat
-from tests.e2e.doubles import CHAT, MESSAGES, NEVER_OPENS, Upstream, connect, forget, running, until, written
+from tests.e2e.conftest import chat
+from tests.e2e.doubles import CHAT, MESSAGES, NEVER_OPENS, Upstream, connect, emptied, forget, running, until, written
 
 HTTP = httpx.Client(timeout=30)
 LARGEST = 1 << 20
@@ -70,12 +70,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory, vendors: dict[str, Upstream
 @pytest.fixture
 def stack(shared: Stack, vendors: dict[str, Upstream]) -> Iterator[Stack]:
     """The shared stack with empty records; whatever a test took is given back when it ends."""
-    forget(shared)
-    for one in vendors.values():
-        one.received.clear()
-        one.answers.clear()
-    yield shared
-    books_balance(shared)
+    with emptied(shared, vendors) as stack:
+        yield stack
 
 
 def counted(stack: Stack, name: str, label: str) -> float:

@@ -29,7 +29,20 @@ from extproc.fakes.record import fingerprint
 from extproc.fakes.text import answer_text
 from extproc.stack import Stack
 from tests.e2e.conftest import books_balance, chat
-from tests.e2e.doubles import ANSWER, CHAT, MESSAGES, NEVER_OPENS, Crowd, Received, Upstream, crowd, running, until
+from tests.e2e.doubles import (
+    ANSWER,
+    CHAT,
+    MESSAGES,
+    NEVER_OPENS,
+    Crowd,
+    Received,
+    Upstream,
+    crowd,
+    emptied,
+    forget,
+    running,
+    until,
+)
 
 CASES = [(dialect, stream) for dialect in ("openai", "anthropic") for stream in (False, True)]
 CHAIN = ("primary", "backup", "local")
@@ -85,12 +98,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory, vendors: dict[str, Upstream
 @pytest.fixture
 def stack(shared: Stack, vendors: dict[str, Upstream]) -> Iterator[Stack]:
     """The shared stack with empty records; whatever a test took is given back when it ends."""
-    forget(shared)
-    for one in vendors.values():
-        one.received.clear()
-        one.answers.clear()
-    yield shared
-    books_balance(shared)
+    with emptied(shared, vendors) as stack:
+        yield stack
 
 
 def fake(folder: Path, name: str, **more: Any) -> dict[str, Any]:
@@ -187,12 +196,6 @@ def sdk_of(dialect: str, url: str) -> Any:
 def price(model: str) -> int:
     """Tokens that `chat()` is reserved with under the name of a model."""
     return 16 + tokens.estimate(dialects.read(Endpoint.CHAT, json.dumps(chat()).encode()).call.prompt, model)
-
-
-def forget(stack: Stack) -> None:
-    """Empty the records of all fakes."""
-    for upstream in stack.fakes.values():
-        HTTP.delete(f"{upstream.where}/admin/record").raise_for_status()
 
 
 def seen(stack: Stack, name: str) -> list[dict[str, Any]]:

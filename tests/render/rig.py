@@ -25,6 +25,7 @@ import yaml
 from extproc.render.envoy import bootstrap, find_envoy, to_yaml
 from extproc.render.filters import ADMISSION
 from extproc.settings import Settings, parse
+from extproc.stack import free_ports
 
 Data = dict[str, Any]
 
@@ -47,10 +48,8 @@ end
 
 
 def free_port() -> int:
-    """A port that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on right now, and that no other call was given of late."""
+    return free_ports(1)[0]
 
 
 # ------------------------------------------------------------------------------------------- upstreams
