@@ -121,6 +121,7 @@ LIVE: dict[str, Any] = {
     "timeouts.answer_s": 9,
     "tokens": {"default_output": 9, "output_percentile": 0.5, "sample_above_bytes": 9, "calibrate": False},
     "statuses": {"queue_timeout": 503, "lane_full": 503},
+    "telemetry.log": {"level": "info", "slow_s": 1, "sample": 0.5},
 }  # fmt: skip
 ENVOY: dict[str, Any] = {
     "gateway.address": "0.0.0.0",
@@ -180,6 +181,14 @@ RESTART: dict[str, Any] = {
     "service.tls.cert_file": "/other",
     "service.tls.key_file": "/other",
     "service.tls.client_ca_file": "/other",
+    "telemetry.otlp": {
+        "endpoint": "http://c:4318", "headers_file": "/headers", "metrics": False, "traces": False, "every_s": 1
+    },
+    "telemetry.trace_sample": 0.5,
+    "telemetry.requests": 9,
+    "telemetry.tenants": 9,
+    "admin.token_file": "/token",
+    "admin": {"cert_file": "/cert", "key_file": "/key", "client_ca_file": "/ca", "audit_file": "/audit"},
     "upstreams.free.fake": {
         "first_token_s": 1, "prompt_tokens_per_s": 1, "output_tokens_per_s": 1, "tokens_per_event": 1, "burst_s": 1,
         "engine": "sglang", "concurrency": 1, "queue": 1, "kv_tokens": 1,

@@ -13,6 +13,7 @@ Deliberately not here: how Envoy is configured (render) and whether Envoy agrees
 from extproc.settings.loading import SettingsError, load, parse
 from extproc.settings.providers import PROVIDERS, EngineMetrics, Provider
 from extproc.settings.sections import (
+    AdminSettings,
     BreakerSettings,
     FakeBehaviour,
     FloodSettings,
@@ -22,6 +23,8 @@ from extproc.settings.sections import (
     KvSettings,
     LaneSettings,
     LimitSettings,
+    LogSettings,
+    OtlpSettings,
     PriceSettings,
     QueueSettings,
     RetrySettings,
@@ -30,6 +33,7 @@ from extproc.settings.sections import (
     ServiceSettings,
     ServiceTlsSettings,
     SessionSettings,
+    TelemetrySettings,
     TenantSettings,
     TimeoutSettings,
     TokenSettings,
@@ -39,6 +43,7 @@ from extproc.settings.whole import Settings
 
 __all__ = [
     "PROVIDERS",
+    "AdminSettings",
     "BreakerSettings",
     "EngineMetrics",
     "FakeBehaviour",
@@ -49,6 +54,8 @@ __all__ = [
     "KvSettings",
     "LaneSettings",
     "LimitSettings",
+    "LogSettings",
+    "OtlpSettings",
     "PriceSettings",
     "Provider",
     "QueueSettings",
@@ -60,6 +67,7 @@ __all__ = [
     "SessionSettings",
     "Settings",
     "SettingsError",
+    "TelemetrySettings",
     "TenantSettings",
     "TimeoutSettings",
     "TokenSettings",

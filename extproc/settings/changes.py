@@ -117,6 +117,11 @@ NEEDS: dict[Path, Need] = {
     ("flood", "*"): Need.ENVOY,
     ("timeouts", "stall_s"): Need.ENVOY,
     ("internal_headers",): Need.ENVOY,
+    ("telemetry", "log", "*"): Need.LIVE,
+    ("telemetry", "*"): Need.RESTART,
+    ("telemetry", "otlp"): Need.RESTART,
+    ("telemetry", "otlp", "*"): Need.RESTART,
+    ("admin", "*"): Need.RESTART,
     **{("statuses", reason.value): Need.ENVOY for reason in IN_ENVOY},
 }
 """What is not live, by path; "*" is any name. The first that fits counts. See `_need` for what depends on values."""

@@ -9,13 +9,23 @@ from math import inf
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    field_validator,
+    model_validator,
+)
 
 from extproc.core import policy as core
 from extproc.core.request import Ability, Dialect
 from extproc.settings.providers import PROVIDERS, EngineMetrics, Provider
 
 __all__ = [
+    "AdminSettings",
     "BreakerSettings",
     "FakeBehaviour",
     "FloodSettings",
@@ -25,7 +35,9 @@ __all__ = [
     "KvSettings",
     "LaneSettings",
     "LimitSettings",
+    "LogSettings",
     "Name",
+    "OtlpSettings",
     "PriceSettings",
     "QueueSettings",
     "RetrySettings",
@@ -34,6 +46,7 @@ __all__ = [
     "ServiceSettings",
     "ServiceTlsSettings",
     "SessionSettings",
+    "TelemetrySettings",
     "TenantSettings",
     "TimeoutSettings",
     "TokenSettings",
@@ -839,6 +852,74 @@ class TokenSettings(Section):
     """Which percentile of the output seen is reserved."""
     sample_above_bytes: Count = 16_384
     calibrate: bool = True
+
+
+class LogSettings(Section):
+    """What Tidegate writes to its log. May be changed while it runs, by a reload or from its admin API."""
+
+    level: Literal["debug", "info", "warning", "error"] = "warning"
+    slow_s: SomeSeconds = 10.0
+    """A request that waited at least so long leaves a line of its decision, as every refused one does."""
+    sample: Share = 1.0
+    """Share of those lines that is written."""
+
+
+class OtlpSettings(Section):
+    """Where an OpenTelemetry collector takes metrics and traces, over HTTP."""
+
+    endpoint: str
+    """http(s)://host:port of the collector; `/v1/metrics` and `/v1/traces` are added."""
+    headers_file: str | None = None
+    """One `name: value` a line, for collectors that ask for a key."""
+    metrics: bool = True
+    traces: bool = True
+    every_s: Seconds = 15.0
+    """How often metrics are sent."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_url(cls, endpoint: str) -> str:
+        if (problem := _url_problem(endpoint)) is not None:
+            raise ValueError(problem)
+        return endpoint
+
+
+class TelemetrySettings(Section):
+    """What is told of requests, to whom, and how much of it is kept."""
+
+    log: LogSettings = LogSettings()
+    otlp: OtlpSettings | None = None
+    trace_sample: Share = 0.05
+    """Share of requests with a trace, where neither their caller nor Envoy has decided on it."""
+    requests: Count = 2000
+    """So many of the last requests can be explained."""
+    tenants: Count = 50
+    """So many of those with the most tokens are named in metrics, of tenants and of sessions; the rest are one."""
+
+
+class AdminSettings(Section):
+    """Who may act on a running Tidegate through its console: nobody, without a token or a client CA.
+
+    Reading is open to whoever reaches the console while that is on loopback; elsewhere it needs the same proof.
+    """
+
+    token_file: str | None = None
+    """A bearer token. It is read anew when it changes."""
+    cert_file: str | None = None
+    """With key_file: the console speaks TLS."""
+    key_file: str | None = None
+    client_ca_file: str | None = None
+    """Whoever shows a certificate by this CA may act, too."""
+    audit_file: str | None = None
+    """One JSON line for every action; they are in the log, whether this is given or not."""
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if bool(self.cert_file) != bool(self.key_file):
+            raise ValueError("cert_file: goes with key_file; give both, or none")
+        if self.client_ca_file and not self.cert_file:
+            raise ValueError("client_ca_file: needs cert_file and key_file")
+        return self
 
 
 def _url_problem(url: str) -> str | None:

@@ -11,6 +11,7 @@ from extproc.core import policy as core
 from extproc.core.refusal import RULES, Reason
 from extproc.settings.replicas import Division, divided
 from extproc.settings.sections import (
+    AdminSettings,
     FloodSettings,
     GatewaySettings,
     IdentitySettings,
@@ -23,6 +24,7 @@ from extproc.settings.sections import (
     ServiceSettings,
     SessionSettings,
     Share,
+    TelemetrySettings,
     TenantSettings,
     TimeoutSettings,
     TokenSettings,
@@ -71,6 +73,8 @@ class Settings(Section):
     flood: FloodSettings = FloodSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
     tokens: TokenSettings = TokenSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    admin: AdminSettings = AdminSettings()
     internal_headers: bool = True
     """Whether answers tell `x-tidegate-upstream` and `x-tidegate-attempts`."""
     statuses: dict[Reason, Annotated[int, Field(ge=400, le=599)]] = Field(default_factory=dict)
