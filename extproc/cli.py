@@ -361,6 +361,15 @@ def doctor(
     )
 
 
+@app.command()
+def metrics() -> None:
+    """Print every metric of Tidegate with its type, unit and labels, as a table."""
+    from extproc.telemetry.catalog import told  # noqa: PLC0415
+
+    for line in told():
+        typer.echo(line)
+
+
 @app.command("fake-provider")
 def fake_provider(
     *,
