@@ -35,6 +35,7 @@ from extproc.reception import Reception, SessionRules
 from extproc.reloading import Reloading
 from extproc.settings import Settings
 from extproc.shared import levels
+from extproc.telemetry.dossiers import Dossiers
 from extproc.telemetry.log import JsonLines, log_event
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.tally import Tally
@@ -82,6 +83,7 @@ class Service:
         self.policy = policy = settings.policy()
         self.clock = clock = asyncio.get_running_loop()
         self.tally = Tally()
+        self.dossiers = Dossiers(settings.telemetry.requests, clock.time)
         rank = settings.service.rank
         self.process = secrets.token_hex(6) if rank is None else f"{rank}-{secrets.token_hex(6)}"
         self.admission = admission = Admission(
@@ -167,6 +169,7 @@ class Service:
     def observe(self, event: Event) -> None:
         """Tell every listener."""
         self.tally(event)
+        self.dossiers(event)
         log_event(event)
 
     def state(self) -> dict[str, Any]:
@@ -240,7 +243,8 @@ class Service:
         )
         timing = Timing(timeouts.first_token_s, timeouts.prompt_tokens_per_s, timeouts.stall_s, timeouts.answer_s)
         health = self.breakers.allows, self.breakers.fits
-        outlook = Outlook(self.breakers.rest_s, self.breakers.earliest_probe, self.limiter.predicted_s)
+        breakers = self.breakers
+        outlook = Outlook(breakers.rest_s, breakers.earliest_probe, self.limiter.predicted_s, breakers.standing)
         retries = self.admission.retries
         dispatch = Dispatch(
             self.policy,

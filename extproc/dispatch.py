@@ -12,6 +12,7 @@ from math import ceil, inf
 
 from extproc import dialects
 from extproc.core import routing
+from extproc.core.events import PassedOver, Why
 from extproc.core.flight import Flight
 from extproc.core.policy import Policy
 from extproc.core.refusal import Reason, Rejected
@@ -50,12 +51,13 @@ class Outlook:
 
     rest_s: seconds until the first of some may be tried, if their breakers opened now. earliest_probe: when the first
     of some may be tried whose breakers let nobody through, on the clock. wait_s: forecast of a request's wait, in
-    seconds.
+    seconds. standing: in which state a breaker is.
     """
 
     rest_s: Callable[[tuple[str, ...]], float]
     earliest_probe: Callable[[tuple[str, ...]], float]
     wait_s: Callable[[Request, Wants], float]
+    standing: Callable[[str], str] = lambda _: ""
 
 
 class Dispatch:
@@ -94,6 +96,7 @@ class Dispatch:
         self._waits: dict[tuple[str, str, str], tuple[float, float]] = {}
         """By lane, route and upstream: when a wait was forecast, and for when."""
         self._texts = {route.name: route.last_resort for route in policy.routes if route.last_resort}
+        self._chains = {route.name: route.chain for route in policy.routes}
         self._first_token_s = {r.name: r.first_token_s for r in policy.routes if r.first_token_s is not None}
         self._below = {lane.name: len(policy.lanes) - 1 - lane.rank for lane in policy.lanes.values()}
         """How many lanes rank below each."""
@@ -150,6 +153,45 @@ class Dispatch:
             removed=tuple(name for name in greeting.head.headers if name.startswith("x-tidegate-")),
             facts=_facts(request),
         )
+
+    def passed_over(self, request: Request, wants: Wants, order: tuple[str, ...]) -> tuple[PassedOver, ...]:
+        """Why it does not go to the upstreams of its chain that `order` begins without. order: empty for nowhere.
+
+        To be asked when it was let go or refused, in the same step: nobody can tell later.
+        """
+        chain = self._chains.get(request.route, order)
+        if chain == order:
+            return ()
+        unable = {one.upstream: one for one in wants.unable}
+        ahead = chain[: chain.index(order[0])] if order and order[0] in chain else chain
+        return tuple(
+            unable.get(name) or self._why_not(request, wants, name, order)
+            for name in chain
+            if name in ahead or name not in order
+        )
+
+    def _why_not(self, request: Request, wants: Wants, name: str, order: tuple[str, ...]) -> PassedOver:
+        now, levels, terms = self._clock.time(), self._capacity.levels(), self._terms[request.lane]
+        behind, lacking = name in order, []
+        if not self._allows(name):
+            due_s = max(0.0, self._outlook.earliest_probe((name,)) - now)
+            why = Why.SLOW if self._slow(name) else Why.BREAKER
+            return PassedOver(name, why, (), due_s, self._outlook.standing(name), behind)
+        for claim in wants.prices.get(name, ()):
+            counter = levels.get(claim.key)
+            if counter is not None and not counter.shadow and (wait := counter.wait_for(claim.amount, now, terms)) > 0:
+                lacking.append((wait, claim.key))
+        if not self._fits(name, wants.prompt):
+            return PassedOver(name, Why.SIZES, behind=behind)
+        if name not in wants.names:
+            return PassedOver(name, Why.TOO_LARGE, behind=behind)
+        keys = tuple(key for _, key in lacking)
+        wait_s = max(lacking)[0] if lacking else None
+        if name not in self._affordable(wants, order[0] if order else ""):
+            return PassedOver(name, Why.DOLLARS, keys, wait_s, behind=behind)
+        if lacking:
+            return PassedOver(name, Why.NO_ROOM, keys, wait_s, behind=behind)
+        return PassedOver(name, Why.BEHIND, behind=behind)
 
     def instead(
         self, rejected: Rejected, greeting: Greeting | None, document: dialects.Document | None

@@ -201,9 +201,9 @@ class Flights:
             changes = flight.expire()
             self._forget(flight)
             if unheard:
-                self._close(flight, Settled(flight.request, "", flight.attempts, 0, None, flight.waited_s))
+                self._close(flight, Settled(flight.request, "", flight.attempts, 0, None, flight.waited_s, lost=True))
                 await self._allowances.tune(self._allowances.served(flight.request))
-            await self._apply(changes, allowance, flight.taken)
+            await self._apply(changes, allowance, flight.taken, flight.request.ticket)
         await self._allowances.sweep()
         for ticket in [t for t, (_, heard) in self._adopted.items() if now - heard > LEASE_S]:
             await self._let_go(ticket)
@@ -226,7 +226,7 @@ class Flights:
             if allowance is not None:
                 self._pace.learn_hold(place_of(flight.request.tenant), now - flight.departed)
         self._forget_if_closed(flight)
-        await self._apply(changes, allowance, flight.taken)
+        await self._apply(changes, allowance, flight.taken, flight.request.ticket)
 
     async def _take_own(self, request: Request, allowance: Allowance) -> None:
         """Take the allowance. When this raises, nothing is taken and its books are closed."""
@@ -313,19 +313,20 @@ class Flights:
         if not _is_news(flight, record):
             return
         flight.attempts = max(flight.attempts, record.attempt)
-        outcome = self._judge(record, flight)
+        outcome, cause = self._judge(record, flight)
         if record.flags & CLIENT_LEFT or 0 < record.status < 400:  # noqa: PLR2004 - the answer had begun
             return
         refund, last = _refund(record), _passed_on(record) or (flight.again and not _asked_again(record))
         at, came = flight.at, flight.came
         changes = flight.attempt_failed(record.upstream, refund, self._clock.time(), last=last)
         about = record.upstream, outcome, record.status, record.error, flight.request.ticket
-        self._observe(AttemptFailed(*about, following=flight.at, charged=refund is Refund.KEPT))
+        told = refund is Refund.KEPT, record.attempt, record.duration_s, cause
+        self._observe(AttemptFailed(*about, flight.at, *told))
         if flight.tried:
             self._settle_lent(flight, used=True)
         if flight.landed is None and flight.at != at:
             self._breakers.ended(at, came)
-        await self._apply(changes, self._own.get(flight), flight.taken)
+        await self._apply(changes, self._own.get(flight), flight.taken, flight.request.ticket)
 
     async def _final(self, flight: Flight, record: Record) -> None:
         flight.attempts = max(flight.attempts, record.attempt)
@@ -347,7 +348,7 @@ class Flights:
                 self._time(flight, record)
             changes = flight.unserved(record.upstream if client_gone or timed_out else "")
         self._close(flight, _settled(flight, record, usage, client_gone=client_gone))
-        await self._apply(changes, self._own.get(flight), flight.taken)
+        await self._apply(changes, self._own.get(flight), flight.taken, flight.request.ticket)
 
     def _close(self, flight: Flight, event: Settled) -> None:
         """Its outcome is known, or never will be."""
@@ -387,8 +388,8 @@ class Flights:
             outcome, malformed = Outcome.IGNORED, False
         self._tell_breaker(flight, record, outcome, cause, malformed=malformed)
 
-    def _judge(self, record: Record, flight: Flight | None = None) -> Outcome:
-        """What a failed attempt says about its upstream. flight: whose it was, None where nobody knows."""
+    def _judge(self, record: Record, flight: Flight | None = None) -> tuple[Outcome, str]:
+        """What a failed attempt says about its upstream, and why. flight: whose it was, None where nobody knows."""
         outcome = _outcome(record, self._provider(record.upstream))
         if flight is not None and "upstream_request_timeout" in record.flags and self._was_hurried(flight, record):
             outcome = Outcome.IGNORED
@@ -404,7 +405,7 @@ class Flights:
             self._breakers.record(record.upstream, outcome, began=began, cause=cause)
         else:
             self._tell_breaker(flight, record, outcome, cause, malformed=malformed)
-        return outcome
+        return outcome, cause
 
     def _was_hurried(self, flight: Flight, record: Record) -> bool:
         """Whether an attempt that ran out of time was given less than is enough there, so that it says nothing."""
@@ -509,9 +510,15 @@ class Flights:
                     self._closed.popitem(last=False)
 
     async def _apply(
-        self, changes: Sequence[Change], allowance: Allowance | None = None, taken: Mapping[str, float] | None = None
+        self,
+        changes: Sequence[Change],
+        allowance: Allowance | None = None,
+        taken: Mapping[str, float] | None = None,
+        ticket: str = "",
     ) -> None:
-        """allowance: of whom they are the changes; its counters stay until they are made. taken: see `Flight`."""
+        """allowance: of whom they are the changes; its counters stay until they are made. taken: see `Flight`. ticket:
+        of the request whose changes they are.
+        """
         if allowance is not None or taken:
             changes = self._allowances.due(changes, allowance or NOTHING, taken or {})
         if not changes:
@@ -520,7 +527,7 @@ class Flights:
         for change in changes:
             bucket = levels.get(change.key)
             if isinstance(bucket, TokenBucket) and change.amount < min(0.0, -bucket.level_at(now)):
-                self._observe(Overshot(change.key, -change.amount - max(0.0, bucket.level_at(now))))
+                self._observe(Overshot(change.key, -change.amount - max(0.0, bucket.level_at(now)), ticket))
         if self._capacity.immediate:
             await self._change(changes)
         else:
@@ -654,6 +661,8 @@ def _settled(flight: Flight, record: Record, usage: Usage | None, *, client_gone
         client_gone=client_gone,
         finish=str(record.tail.get("finish", "")),
         cost_usd=flight.cost,
+        flags=record.flags,
+        details=record.details,
     )
 
 

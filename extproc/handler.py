@@ -16,20 +16,29 @@ from math import inf
 
 from extproc import dialects
 from extproc.copies import REPLACED, Copies
-from extproc.core.events import Admitted, Observed, Refused
+from extproc.core.events import Admitted, Left, Observed, Refused
 from extproc.core.refusal import Reason, Rejected
-from extproc.core.request import Endpoint
+from extproc.core.request import Endpoint, Request
 from extproc.dispatch import Dispatch
 from extproc.examination import Examination
 from extproc.flights import Flights
-from extproc.limiter import Limiter
+from extproc.limiter import Limiter, Wants
 from extproc.ports import Clock, Exchange, Gone, Head, Observer
-from extproc.reception import Greeting, Reception
+from extproc.reception import Greeting, Reception, trace_of
 from extproc.wording import Wording
 
 __all__ = ["Handler"]
 
 JSON = [("content-type", "application/json")]
+FOR_WANT = frozenset(
+    {
+        Reason.QUEUE_TIMEOUT, Reason.LANE_FULL, Reason.EVICTED, Reason.DEADLINE_UNMEETABLE, Reason.DEADLINE_PASSED,
+        Reason.NO_UPSTREAM, Reason.SPEND_BUDGET,
+    }
+)  # fmt: skip
+"""Reasons of those whom an upstream could not take."""
+LONGEST = 256
+"""Characters of what a client said of a request that was refused, as they are told."""
 WORTH_FREEING = 16_384
 """Bytes of body from which on the text of a counted prompt is let go, so that a waiting request is held only once."""
 
@@ -76,6 +85,7 @@ class Handler:
     async def __call__(self, exchange: Exchange) -> None:
         """Serve one request to its end. Raises only what is a bug, or cancellation."""
         head, greeting, document, desk = Head({}, bodiless=True), None, None, self._desk
+        request, wants, undecided = None, None, False
         try:
             head = await exchange.head()
             desk = self._desk
@@ -85,6 +95,7 @@ class Handler:
                 return
             document = await self._read(desk, exchange, greeting)
             request, wants = await desk.reception.price(greeting, document)
+            undecided = True
             if wants.too_large:
                 self._observe(Observed(request, Reason.TOO_LARGE))
             if request.bytes > WORTH_FREEING:
@@ -93,15 +104,21 @@ class Handler:
                 grant = await self._limiter.acquire(request, wants, exchange.hold, copy.since)
                 departure = desk.dispatch.depart(flight, wants, grant.upstream, greeting, document)
                 copy.departs(partial(self._abort, desk, exchange, head))
-                self._observe(Admitted(request, departure.order, flight.waited_s, grant.predicted_s))
+                undecided = False
+                why_not = desk.dispatch.passed_over(request, wants, departure.order)
+                self._observe(Admitted(request, departure.order, flight.waited_s, grant.predicted_s, why_not))
                 await exchange.forward(departure)
                 document = None  # a long answer need not keep its question in memory
                 del departure
                 await exchange.ended()
         except Rejected as rejected:
-            await self._refuse(desk, exchange, head, greeting, rejected, document)
+            undecided = False
+            await self._refuse(desk, exchange, head, greeting, rejected, document, request, wants)
         except Gone:
             return
+        finally:
+            if undecided and request is not None:
+                self._observe(Left(request, self._clock.time() - request.arrived))
 
     def _greet(self, desk: Desk, head: Head) -> Greeting:
         if self._limiter.draining:
@@ -124,8 +141,12 @@ class Handler:
         greeting: Greeting | None,
         rejected: Rejected,
         document: dialects.Document | None,
+        request: Request | None,
+        wants: Wants | None,
     ) -> None:
         refusal = desk.wording.refusal(rejected)
+        instead = desk.dispatch.instead(rejected, greeting, document)
+        why_not = request and wants and refusal.reason in FOR_WANT and desk.dispatch.passed_over(request, wants, ())
         self._observe(
             Refused(
                 refusal.reason,
@@ -133,10 +154,16 @@ class Handler:
                 tenant=greeting.caller.tenant.name if greeting else "",
                 lane=greeting.lane if greeting else "",
                 waited_s=self._clock.time() - greeting.arrived if greeting else 0.0,
-                request_id=head.headers.get("x-request-id", ""),
+                request_id=head.headers.get("x-request-id", "")[:LONGEST],
+                request=request,
+                detail=refusal.detail,
+                retry_after=refusal.retry_after,
+                trace=trace_of(head.headers),
+                path=head.headers.get(":path", "").partition("?")[0][:LONGEST],
+                instead=instead is not None,
+                passed_over=why_not or (),
             )
         )
-        instead = desk.dispatch.instead(rejected, greeting, document)
         headers, body = instead or desk.wording.answer(head, refusal)
         with suppress(Gone):
             await exchange.answer(200 if instead else refusal.status, headers, body, f"tidegate_{refusal.reason}")

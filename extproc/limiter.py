@@ -25,9 +25,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import field
 from itertools import count
 from math import inf, isfinite
+from operator import itemgetter
 
 from extproc.core.capacity import Answer, Ask, Change, Claim, Option
-from extproc.core.events import Observed, Queued, Shadowed
+from extproc.core.events import Observed, PassedOver, Queued, Shadowed, Spell, Waited
 from extproc.core.forecast import Forecast, Pace
 from extproc.core.lanes import Lanes, terms_of
 from extproc.core.lines import Backlog, Group, Line, Waiter
@@ -35,7 +36,7 @@ from extproc.core.policy import Bounds, Lane, SessionLimits, Tenant, WhenBusy
 from extproc.core.promises import LONG_S, Promise, Promises
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
-from extproc.core.routing import affordable, askable, dollars_lack, options
+from extproc.core.routing import affordable, askable, breaker_key, dollars_lack, options
 from extproc.core.shares import RENEW_S
 from extproc.core.value import value
 from extproc.core.watermark import recheck_s
@@ -60,7 +61,7 @@ class Wants:
 
     forced: whatever their breakers say. too_large: none of them could ever hold it; it goes because it is observed.
     costless: those that cost nothing, where an upstream's own dollars are limited; None where no limit is to be kept.
-    prompt: its tokens.
+    prompt: its tokens. unable: the others of its chain, which could not serve it.
     """
 
     names: tuple[str, ...]
@@ -69,6 +70,7 @@ class Wants:
     too_large: bool = False
     prompt: int = 0
     costless: frozenset[str] | None = None
+    unable: tuple[PassedOver, ...] = ()
 
 
 @value
@@ -88,10 +90,13 @@ class _Turn(Waiter):
 
     fitting: the upstreams that answer such prompts well, by which it was put in line. promise: one that it came too
     early for. verdict: why it had to make room for others. charging: what it was let go
-    for is being taken.
+    for is being taken. stood: the line it stands in, since when, and for want of what that had been held by then.
+    spells: the same of lines it left.
     """
 
-    __slots__ = ("charging", "event", "fitting", "predicted_s", "promise", "timer", "verdict", "wants")
+    __slots__ = (
+        "charging", "event", "fitting", "predicted_s", "promise", "spells", "stood", "timer", "verdict", "wants",
+    )  # fmt: skip
 
     def __init__(self, request: Request, seq: int, wants: Wants, since: float, before: float) -> None:
         super().__init__(request, Group(), seq, since, before)
@@ -103,6 +108,17 @@ class _Turn(Waiter):
         self.charging = False
         self.verdict: Rejected | None = None
         self.predicted_s = 0.0
+        self.stood: tuple[Line, dict[tuple[str, ...], float]] | None = None
+        self.spells: dict[tuple[str, ...], float] = {}
+
+    def stands(self, line: Line | None, now: float) -> None:
+        """It stands in this line from now on; None for none. What the one before was held by is kept."""
+        if self.stood is not None:
+            before, known = self.stood
+            for keys, seconds in before.lacked(now).items():
+                if (more := seconds - known.get(keys, 0.0)) > 0.0:
+                    self.spells[keys] = self.spells.get(keys, 0.0) + more
+        self.stood = None if line is None else (line, line.lacked(now))
 
 
 class Limiter:
@@ -243,7 +259,13 @@ class Limiter:
             self._spill_later(turn, rule.spill_after_s)
         first_only = not (turn.spilled or turn.wants.forced)
         if first_only is not turn.group.first_only:
-            self.lanes.regroup(turn, _group(turn, first_only=first_only))
+            self._regroup(turn, _group(turn, first_only=first_only))
+
+    def _regroup(self, turn: _Turn, group: Group) -> None:
+        """It wants other upstreams from now on."""
+        self.lanes.regroup(turn, group)
+        if turn.stood is not None:
+            turn.stands(turn.flow.line if turn.flow else None, self._clock.time())
 
     def _spill_later(self, turn: _Turn, after_s: float) -> None:
         turn.timer = asyncio.get_running_loop().call_at(self._clock.time() + after_s, self._spill, turn)
@@ -400,6 +422,15 @@ class Limiter:
         except TimeoutError:
             if turn.granted is None and turn.verdict is None:
                 raise self._waited_too_long(turn) from None
+        finally:
+            self._tell_wait(turn, now)
+
+    def _tell_wait(self, turn: _Turn, since: float) -> None:
+        """Its wait is over: what it was for, the longest first."""
+        now = self._clock.time()
+        turn.stands(None, now)
+        spells = sorted(turn.spells.items(), key=itemgetter(1), reverse=True)
+        self._observe(Waited(turn.request, now - since, tuple(Spell(*spell) for spell in spells)))
 
     def _granted(self, turn: _Turn) -> str:
         if turn.granted is None:
@@ -426,7 +457,16 @@ class Limiter:
             raise refusal
         for bound in self.lanes.over(lane, shadow=True):
             self._observe(Shadowed(request, f"lane/{lane}/{bound}"))
-        self._observe(Queued(request, predicted))
+        line = turn.flow.line if turn.flow else None
+        turn.stands(line, now)
+        place = self.forecast.place(turn, turn.wants.names, now)
+        self._observe(Queued(request, predicted, place, line.lacking if line else (), self._waiting(lane)))
+
+    def _waiting(self, lane: str) -> dict[str, int]:
+        """Requests in line in this lane and in better ones."""
+        rules, rank = self.lanes.rules, self.lanes.rules[lane].rank
+        backlogs = self.lanes.backlogs.items()
+        return {name: backlog.requests for name, backlog in backlogs if rules[name].rank <= rank}
 
     def _spend_patience(self, turn: _Turn, predicted: float) -> None:
         """A retry that nobody told to come now, and that has to wait, is paid from its tenant's budget of retries."""
@@ -544,9 +584,14 @@ class Limiter:
             rooms = {name: self._room(name) for name in {option.name for ask in asks for option in ask.options}}
             answers = await self._capacity.take(asks)
             progress, whole = False, True
-            for (head, followed), line, answer in zip(heads, lines, answers, strict=True):
+            now = self._clock.time()
+            for (head, followed), line, ask, answer in zip(heads, lines, asks, answers, strict=True):
                 if answer.option is None:
                     deep.pop(line, None)
+                    if answer.short:
+                        line.refused(answer.short, now)
+                    elif not ask.options:
+                        line.refused(self._closed(_turn(head).wants), now)
                     continue
                 whole = whole and not followed
                 if not self._capacity.immediate:
@@ -593,8 +638,12 @@ class Limiter:
             fitting = self._fitting(wants)
             if fitting != turn.fitting or wants is not turn.wants:
                 turn.wants, turn.fitting, moved = wants, fitting, True
-                self.lanes.regroup(turn, _group(turn, first_only=turn.group.first_only and not wants.forced))
+                self._regroup(turn, _group(turn, first_only=turn.group.first_only and not wants.forced))
         return moved
+
+    def _closed(self, wants: Wants) -> tuple[str, ...]:
+        """What nobody of whom it wants could be asked for: their breakers."""
+        return tuple(map(breaker_key, self._affordable(wants)))
 
     def _bound(self, wants: Wants, name: str) -> bool:
         """Whether it may go there only as far as a breaker's window has room: not where nobody else may be asked."""
@@ -650,7 +699,7 @@ class Limiter:
         turn.timer = None
         if turn.granted is None and not turn.gone and not turn.spilled:
             turn.spilled = True
-            self.lanes.regroup(turn, _group(turn, first_only=False))
+            self._regroup(turn, _group(turn, first_only=False))
             self.kick()
 
     def _passes_first(self, turn: _Turn, after_s: float) -> bool:

@@ -23,6 +23,7 @@ from extproc import dialects, tokens
 from extproc.core import routing, spend
 from extproc.core.affinity import Affinity
 from extproc.core.capacity import Claim
+from extproc.core.events import PassedOver
 from extproc.core.forecast import Pace
 from extproc.core.identity import Caller, Directory, lane_of, session_of
 from extproc.core.outputs import Outputs
@@ -35,11 +36,12 @@ from extproc.limiter import Wants
 from extproc.ports import Clock, Head
 from extproc.sizes import Counted, Sizes
 
-__all__ = ["Greeting", "Reception", "SessionRules"]
-
+__all__ = ["Greeting", "Reception", "SessionRules", "trace_of"]
 
 HASH_BITS = 2**64 - 1
 CRC_VALUES = 2**32
+LONGEST_TRACE = 128
+"""Characters of a `traceparent`: 55 now, later versions may add to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,11 @@ class Reception:
             for name in names
         }
         costless = self._bill(request, names, prices) if self._purses else None
-        return request, Wants(names, prices, too_large=too_large, prompt=size.input, costless=costless)
+        unable: tuple[PassedOver, ...] = ()
+        if len(names) < len(route.chain):
+            about = request.dialect, call.model, size, pin, call.needs, others
+            unable = routing.unable(policy, route, *about)
+        return request, Wants(names, prices, too_large=too_large, prompt=size.input, costless=costless, unable=unable)
 
     def _bill(
         self, request: Request, names: tuple[str, ...], prices: dict[str, tuple[Claim, ...]]
@@ -255,6 +261,7 @@ class Reception:
             capped=call.output_cap is not None,
             stops=call.stops,
             results=call.results,
+            trace=trace_of(headers),
         )
 
     def _session(self, greeting: Greeting, call: Call) -> Session:
@@ -279,6 +286,12 @@ class Reception:
     def _draw(self, body: bytes) -> float:
         """A number in [0, 1), the same for all copies of a body."""
         return crc32(body) / CRC_VALUES if body else self._chance()
+
+
+def trace_of(headers: Mapping[str, str]) -> str:
+    """The `traceparent` header, where there is one that may be one; whether it is, is for those who use it."""
+    trace = headers.get("traceparent", "")
+    return trace if len(trace) <= LONGEST_TRACE else ""
 
 
 def _fingerprint(greeting: Greeting, body: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from enum import StrEnum
 
 from extproc.core.breaker import Outcome, State
 from extproc.core.refusal import Reason
@@ -11,35 +12,100 @@ from extproc.core.request import Request, Usage
 from extproc.core.value import value
 
 __all__ = [
-    "Admitted", "AttemptFailed", "BreakerMoved", "BudgetUsed", "Event", "LimitsMoved", "Observed", "Overshot",
-    "Probed", "Queued", "Refused", "Retried", "Scraped", "Settled", "Shadowed", "SizesMoved",
+    "Admitted", "AttemptFailed", "BreakerMoved", "BudgetUsed", "Event", "Left", "LimitsMoved", "Observed", "Overshot",
+    "PassedOver", "Probed", "Queued", "Refused", "Retried", "Scraped", "Settled", "Shadowed", "SizesMoved", "Spell",
+    "Waited", "Why",
 ]  # fmt: skip
+
+
+class Why(StrEnum):
+    """Why an upstream of its chain was not where a request went, or does not stand behind it for failover."""
+
+    DIALECT = "dialect"
+    ABILITY = "ability"
+    PINNED = "pinned"
+    TOO_LARGE = "too_large"
+    DOLLARS = "dollars"
+    BREAKER = "breaker"
+    SLOW = "slow"
+    SIZES = "sizes"
+    NO_ROOM = "no_room"
+    BEHIND = "behind"
+    ORDER = "order"
+
+
+@value
+class PassedOver:
+    """One upstream that a request did not go to first, and why. keys: of the counters that lacked.
+
+    wait_s: seconds until they would have had enough, or its breaker lets it be tried; None where nobody knows.
+    state: of its breaker, where that is why. behind: it is asked all the same if those before it fail.
+    """
+
+    upstream: str
+    why: Why
+    keys: tuple[str, ...] = ()
+    wait_s: float | None = None
+    state: str = ""
+    behind: bool = False
+
+
+@value
+class Spell:
+    """For `seconds` a request was held for want of these keys: of counters, or `upstream/<name>/breaker`."""
+
+    keys: tuple[str, ...]
+    seconds: float
 
 
 @value
 class Queued:
-    """A request has to wait; predicted_s is the forecast of its wait."""
+    """A request has to wait; predicted_s is the forecast of its wait.
+
+    position: its place in line, 1 for the first, as far as can be told. binding: the keys for want of which it did not
+    go at once (see `Spell`); empty when others stand before it. waiting: requests in line then, in its lane and better
+    ones, by lane.
+    """
 
     request: Request
     predicted_s: float
+    position: int = 0
+    binding: tuple[str, ...] = ()
+    waiting: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+
+@value
+class Waited:
+    """A wait has ended, however: what it was for, the longest first."""
+
+    request: Request
+    seconds: float
+    spells: tuple[Spell, ...] = ()
 
 
 @value
 class Admitted:
     """A request goes to order[0], with the rest of `order` behind it for failover.
 
-    predicted_s: the forecast of its wait when it joined its lane, None when it did not queue.
+    predicted_s: the forecast of its wait when it joined its lane, None when it did not queue. passed_over: every
+    upstream of its chain that it does not go to though it comes before order[0], or that is not in the order.
     """
 
     request: Request
     order: tuple[str, ...]
     waited_s: float
     predicted_s: float | None = None
+    passed_over: tuple[PassedOver, ...] = ()
 
 
 @value
 class Refused:
-    """A request was refused. tenant and lane are empty when it was refused before they were known."""
+    """A request was refused. tenant and lane are empty when it was refused before they were known.
+
+    request: None when it was refused before it was priced; what is told beside it is known all the same. retry_after:
+    seconds that its client is told, None for never. trace: as in Request. instead: another answer was given.
+    passed_over: the upstreams of its chain, where it is for want of them.
+    """
 
     reason: Reason
     status: int
@@ -47,6 +113,21 @@ class Refused:
     lane: str = ""
     waited_s: float = 0.0
     request_id: str = ""
+    request: Request | None = None
+    detail: str = ""
+    retry_after: float | None = None
+    trace: str = ""
+    path: str = ""
+    instead: bool = False
+    passed_over: tuple[PassedOver, ...] = ()
+
+
+@value
+class Left:
+    """A client left before its request was let go or refused, after so many seconds."""
+
+    request: Request
+    waited_s: float
 
 
 @value
@@ -62,6 +143,7 @@ class AttemptFailed:
     """One attempt at one upstream failed; error is the provider's type/code where it gave one.
 
     following: where the request is now, empty for nowhere. charged: an answer came and was none, so that it was paid.
+    number: which attempt of its request it was. seconds: how long it took. cause: in a few words.
     """
 
     upstream: str
@@ -71,6 +153,9 @@ class AttemptFailed:
     ticket: str
     following: str = ""
     charged: bool = False
+    number: int = 0
+    seconds: float = 0.0
+    cause: str = ""
 
 
 @value
@@ -80,7 +165,7 @@ class Settled:
     usage None: unknown, the estimate was kept. upstream is who served, or where it was when its client left; empty when
     nobody did. status 0: no answer was sent. first_token_s: seconds from the upstream's first byte asked to the first
     body byte, None when unknown. cost_usd: what it cost, attempts that were cut included; None when nobody knows a
-    price.
+    price. flags, details: Envoy's, of how it ended. lost: no record came, so that nothing is known but that it ended.
     """
 
     request: Request
@@ -94,14 +179,18 @@ class Settled:
     client_gone: bool = False
     finish: str = ""
     cost_usd: float | None = None
+    flags: frozenset[str] = frozenset()
+    details: str = ""
+    lost: bool = False
 
 
 @value
 class Overshot:
-    """`amount` of `key` was charged into debt: a failover or a wrong estimate."""
+    """`amount` of `key` was charged into debt: a failover or a wrong estimate. ticket: of whose request it was."""
 
     key: str
     amount: float
+    ticket: str = ""
 
 
 @value
@@ -190,6 +279,6 @@ class BudgetUsed:
 
 
 Event = (
-    Queued | Admitted | Refused | Retried | AttemptFailed | Settled | Overshot | BreakerMoved | Probed
+    Queued | Waited | Admitted | Refused | Left | Retried | AttemptFailed | Settled | Overshot | BreakerMoved | Probed
     | Observed | Shadowed | LimitsMoved | Scraped | SizesMoved | BudgetUsed
 )  # fmt: skip

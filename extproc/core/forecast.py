@@ -15,10 +15,10 @@ refuses anybody.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import exp, inf, isinf
+from math import ceil, exp, inf, isinf
 
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
@@ -53,6 +53,8 @@ EARLY = 0.35
 LASTING, LASTING_S = 2.0, 8.0
 """Newcomers are counted over so many times the longest wait of their lane, and so many seconds at least: what they want
 all that time is no burst."""
+ROUNDING = 0.01
+"""So much of a request is none."""
 STALE = 8
 """A curve is drawn anew when one in so many of its tenants has changed."""
 
@@ -213,6 +215,15 @@ class Forecast:
             return 0.0
         rate = sum(1.0 / wait for wait in waits)
         return 1.0 / rate if rate else inf
+
+    def place(self, waiter: Waiter, names: Collection[str], now: float) -> int:
+        """Which in line `waiter` is, 1 for the first, among those who want something of the same upstreams.
+
+        As far as can be told: whose turn it is depends on who comes, and on what others turn out to have used.
+        """
+        parts = _Ahead(self._lanes, self._promises, waiter, now).parts
+        before = (p.share * p.backlog.requests for p in parts if any(name in names for name in p.group.names))
+        return 1 + ceil(sum(before) - ROUNDING)
 
     def asked(
         self, request: Request, names: Iterable[str], prices: Mapping[str, tuple[Claim, ...]], now: float

@@ -213,10 +213,11 @@ class Flow:
 class Line:
     """Everybody in a lane that wants the same.
 
-    drawn: curves over its tenants, and after how many of the lane's changes they were drawn (see forecast).
+    drawn: curves over its tenants, and after how many of the lane's changes they were drawn (see forecast). lacking:
+    the keys for want of which its first waiter was refused last; who stands behind waits for the same.
     """
 
-    __slots__ = ("backlog", "drawn", "flows", "group", "others", "vips")
+    __slots__ = ("_lacked", "_since", "backlog", "drawn", "flows", "group", "lacking", "others", "vips")
 
     def __init__(self, group: Group) -> None:
         """Nobody yet."""
@@ -226,6 +227,22 @@ class Line:
         self.others: Ranking[Flow] = Ranking(_counter)
         self.vips: Ranking[Flow] = Ranking(_counter)
         self.drawn: tuple[int, Curve, Curve] | None = None
+        self.lacking: tuple[str, ...] = ()
+        self._since = 0.0
+        self._lacked: dict[tuple[str, ...], float] = {}
+
+    def refused(self, lacking: tuple[str, ...], now: float) -> None:
+        """Its first waiter was refused for want of these keys."""
+        if lacking != self.lacking:
+            self._lacked = self.lacked(now)
+            self.lacking, self._since = lacking, now
+
+    def lacked(self, now: float) -> dict[tuple[str, ...], float]:
+        """For how many seconds so far it was for want of which keys that its first waiter could not go."""
+        lacked = self._lacked.copy()
+        if self.lacking:
+            lacked[self.lacking] = lacked.get(self.lacking, 0.0) + now - self._since
+        return lacked
 
     def ranking(self, flow: Flow) -> Ranking[Flow]:
         """The one that `flow` is ranked in."""

@@ -142,8 +142,9 @@ class Request:
     weight, vip: its tenant's standing inside the lane. fingerprint: equal for a request and its retries, empty when it
     cannot be told. retries: how often its client has sent it before. fresh: its session was never served. observed: it
     is decided upon, but neither held nor refused. choices: answers asked for. capped: the client itself limits output.
-    stops: it named words at which the answer ends. results: its last message brings what tools
-    answered. size: at the first upstream that could serve it; sizes: at those whose tokenizers count otherwise.
+    stops: it named words at which the answer ends. results: its last message brings what tools answered. trace: its
+    `traceparent` header, as it came, or empty. size: at the first upstream that could serve it; sizes: at those whose
+    tokenizers count otherwise.
     """
 
     id: str
@@ -171,6 +172,7 @@ class Request:
     capped: bool = False
     stops: bool = False
     results: bool = False
+    trace: str = ""
     sizes: Mapping[str, Size] = field(default_factory=dict, hash=False)
 
     def size_at(self, upstream: str) -> Size:

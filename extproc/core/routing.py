@@ -21,15 +21,16 @@ from math import inf
 from types import MappingProxyType
 
 from extproc.core.capacity import Claim, Option, Store
+from extproc.core.events import PassedOver, Why
 from extproc.core.policy import Kind, Limit, Policy, Route, Upstream, WhenBusy
 from extproc.core.quota import PERIODS
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Ability, Dialect, Endpoint, Size
 
 __all__ = [
-    "able", "affordable", "askable", "bucket_key", "claims", "dollars_lack", "eligible", "fitting", "holds",
-    "is_callers_word", "kv_key", "limits_of", "matches", "options", "order", "priorities", "reserve_of", "route_of",
-    "slots_key",
+    "able", "affordable", "askable", "breaker_key", "bucket_key", "claims", "dollars_lack", "eligible", "fitting",
+    "holds", "is_callers_word", "kv_key", "limits_of", "matches", "options", "order", "priorities", "reserve_of",
+    "route_of", "slots_key", "unable",
 ]  # fmt: skip
 
 KNOW_PRIORITIES = frozenset({"vllm", "sglang", "fake", "compatible"})
@@ -79,6 +80,33 @@ def eligible(
         least = min(sizes.get(name, size).total for name in names)
         raise Rejected(Reason.TOO_LARGE, f"{least} tokens exceed every upstream's window or per-minute limit")
     return large_enough
+
+
+def unable(
+    policy: Policy,
+    route: Route,
+    dialect: Dialect,
+    model: str,
+    size: Size,
+    pin: str | None,
+    needs: frozenset[Ability] = frozenset(),
+    sizes: Mapping[str, Size] = SAME,
+) -> tuple[PassedOver, ...]:
+    """The upstreams of the chain that are not `eligible`, and why; of several reasons the first."""
+    found = []
+    for upstream in (policy.upstreams[name] for name in route.chain):
+        if pin is not None and upstream.name != pin:
+            why = Why.PINNED
+        elif dialect not in upstream.dialects:
+            why = Why.DIALECT
+        elif needs & upstream.lacks:
+            why = Why.ABILITY
+        elif not holds(upstream, model, sizes.get(upstream.name, size)):
+            why = Why.TOO_LARGE
+        else:
+            continue
+        found.append(PassedOver(upstream.name, why))
+    return tuple(found)
 
 
 def able(
@@ -245,6 +273,11 @@ def reserve_of(upstream: Upstream, kind: Kind) -> float:
 def slots_key(upstream: str) -> str:
     """Name of an upstream's concurrent slots among all that is counted."""
     return f"upstream/{upstream}/slots"
+
+
+def breaker_key(upstream: str) -> str:
+    """Name of an upstream's breaker, beside those of its counters."""
+    return f"upstream/{upstream}/breaker"
 
 
 def kv_key(upstream: str) -> str:
