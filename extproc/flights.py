@@ -663,6 +663,7 @@ def _settled(flight: Flight, record: Record, usage: Usage | None, *, client_gone
         cost_usd=flight.cost,
         flags=record.flags,
         details=record.details,
+        asked=record.upstream,
     )
 
 

@@ -166,6 +166,7 @@ class Settled:
     nobody did. status 0: no answer was sent. first_token_s: seconds from the upstream's first byte asked to the first
     body byte, None when unknown. cost_usd: what it cost, attempts that were cut included; None when nobody knows a
     price. flags, details: Envoy's, of how it ended. lost: no record came, so that nothing is known but that it ended.
+    asked: the last upstream that was asked, whether it answered or not; empty when nobody knows.
     """
 
     request: Request
@@ -182,6 +183,7 @@ class Settled:
     flags: frozenset[str] = frozenset()
     details: str = ""
     lost: bool = False
+    asked: str = ""
 
 
 @value

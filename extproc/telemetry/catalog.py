@@ -123,7 +123,13 @@ _REQUESTS = (
     _counter("tidegate.waited", "s", (), "Time that requests which were let go had waited."),
     _gauge("tidegate.in_flight", "{request}", (), "Requests whose stream is open, those in line included."),
     _gauge("tidegate.unsettled", "{request}", (), "Requests whose outcome is not known yet."),
-    _histogram("tidegate.wait", "s", ("lane", "outcome"), SECONDS, "Time in line; outcome: admitted or refused."),
+    _histogram(
+        "tidegate.wait",
+        "s",
+        ("lane", "outcome"),
+        SECONDS,
+        "Time until a request was let go, was refused or left; outcome: admitted, refused or left.",
+    ),
     _histogram(
         "tidegate.forecast.ratio",
         "1",

@@ -1,0 +1,221 @@
+"""A listener that measures: how long, how many tokens, how well estimated; and who uses most.
+
+It counts itself what the SDK's instruments would count, in its buckets, with its names, and hands that to its readers
+and exporters as it is (see metrics). Measured on the machine this was written on, an instrument takes 8.5 microseconds
+to record a value for one reader and 13 for two, and a request has eight values; counted here they take six together.
+And an instrument remembers every set of attributes that it ever saw, until it knows 2,000 and puts all others into one;
+names of tenants come and go.
+
+What is counted by name is bounded: lanes, upstreams, reasons and signs are ours, models are those that are listed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
+
+from extproc.core import events
+from extproc.core.request import Endpoint, Request, Usage
+from extproc.telemetry.catalog import BY_NAME
+from extproc.telemetry.distribution import Distribution
+from extproc.telemetry.places import Places
+from extproc.telemetry.top import Top
+
+__all__ = ["Measures"]
+
+SHORTEST_S = 0.1
+"""Forecasts of less than this are not compared: their ratio says nothing."""
+NOTABLE_S = 0.1
+"""Shorter waits need no trace to explain them."""
+MOST_MOVED = 10_000
+"""Of so many requests it is remembered when they went on to another upstream."""
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Spread(dict[K, Distribution]):
+    """Distributions of one metric by its labels' values; they are made when they are asked for."""
+
+    def __init__(self, metric: str) -> None:
+        """metric: its name in the catalog."""
+        super().__init__()
+        self._bounds = BY_NAME[metric].buckets
+
+    def __missing__(self, key: K) -> Distribution:
+        """Nothing was recorded of it yet."""
+        found = self[key] = Distribution(self._bounds)
+        return found
+
+
+class Served:
+    """What is measured of the requests for one model at one upstream. Attributes as the conventions name them."""
+
+    __slots__ = ("attributes", "durations", "each", "first", "input", "output")
+
+    def __init__(self, attributes: Mapping[str, Any]) -> None:
+        """durations: by kind of error, which is empty for those that went well."""
+        self.attributes = attributes
+        self.durations: Spread[str] = Spread("gen_ai.server.request.duration")
+        self.first = Distribution(BY_NAME["gen_ai.server.time_to_first_token"].buckets)
+        self.each = Distribution(BY_NAME["gen_ai.server.time_per_output_token"].buckets)
+        self.input = Distribution(BY_NAME["gen_ai.client.token.usage"].buckets)
+        self.output = Distribution(BY_NAME["gen_ai.client.token.usage"].buckets)
+
+
+class Measures:
+    """An Observer. clock: as the requests'. shown: so many tenants and sessions are told by name.
+
+    trace: the trace that a request belongs to, as 32 hex digits, empty where none was kept.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        clock: Callable[[], float],
+        shown: int = 50,
+        trace: Callable[[Request], str] = lambda _: "",
+    ) -> None:
+        """Nothing was heard yet."""
+        self._places = places
+        self._clock = clock
+        self.trace = trace
+        self.tenants: Top[str] = Top(shown, clock)
+        self.sessions: Top[tuple[str, str]] = Top(shown, clock)
+        self.waits: Spread[tuple[str, str]] = Spread("tidegate.wait")
+        self.forecasts: Spread[str] = Spread("tidegate.forecast.ratio")
+        self.first_tokens: Spread[str] = Spread("tidegate.first_token")
+        self.durations: Spread[tuple[str, str]] = Spread("tidegate.request.duration")
+        self.estimates: Spread[str] = Spread("tidegate.estimate.ratio")
+        self.reservations: Spread[str] = Spread("tidegate.reservation.ratio")
+        self.served: dict[tuple[str, str, Endpoint], Served] = {}
+        self.refused: Counter[tuple[str, str]] = Counter()
+        self.attempts: Counter[tuple[str, str]] = Counter()
+        self.failovers: Counter[tuple[str, str]] = Counter()
+        self.moves: Counter[tuple[str, str, str]] = Counter()
+        self.reserved: Counter[str] = Counter()
+        self._moved: OrderedDict[str, float] = OrderedDict()
+        """By ticket, when it was heard that a request went on to another upstream."""
+        self._hear: dict[type[Any], Callable[[Any], None]] = {
+            events.Admitted: self._admitted,
+            events.Settled: self._settled,
+            events.Refused: self._refused,
+            events.Left: self._left,
+            events.AttemptFailed: self._attempt_failed,
+            events.BreakerMoved: self._breaker_moved,
+        }
+
+    def __call__(self, event: events.Event) -> None:
+        """Measure what it tells."""
+        hear = self._hear.get(type(event))
+        if hear is not None:
+            hear(event)
+
+    def follow(self, places: Places) -> None:
+        """Go by other settings from now on."""
+        self._places = places
+
+    def _admitted(self, event: events.Admitted) -> None:
+        request, waited_s = event.request, event.waited_s
+        trace = self.trace(request) if waited_s >= NOTABLE_S else ""
+        self.waits[request.lane, "admitted"].record(waited_s, trace)
+        if event.predicted_s is not None and event.predicted_s >= SHORTEST_S:
+            self.forecasts[request.lane].record(waited_s / event.predicted_s, trace)
+
+    def _refused(self, event: events.Refused) -> None:
+        self.refused[event.reason, event.lane] += 1
+        if event.lane:
+            self.waits[event.lane, "refused"].record(event.waited_s)
+        if event.tenant:
+            self.tenants.refused(event.tenant)
+        if event.request is not None:
+            self.sessions.refused((event.tenant, event.request.session.id))
+
+    def _left(self, event: events.Left) -> None:
+        self.waits[event.request.lane, "left"].record(event.waited_s)
+
+    def _attempt_failed(self, event: events.AttemptFailed) -> None:
+        self.attempts[event.upstream, event.outcome] += 1
+        if event.following:
+            self.failovers[event.upstream, event.following] += 1
+            self._moved[event.ticket] = self._clock()
+            if len(self._moved) > MOST_MOVED:
+                self._moved.popitem(last=False)
+
+    def _breaker_moved(self, event: events.BreakerMoved) -> None:
+        self.moves[event.upstream, event.after, event.sign] += 1
+
+    def _settled(self, event: events.Settled) -> None:
+        request, status, usage = event.request, event.status, event.usage
+        answered = 0 < status < 400  # noqa: PLR2004 - an answer was begun
+        trace = self.trace(request)
+        outcome = "client_gone" if event.client_gone else "answered" if answered else "failed"
+        if event.duration_s is not None:
+            self.durations[request.lane, outcome].record(event.duration_s, trace)
+        if request.stream and answered and event.first_token_s is not None:
+            self.first_tokens[request.lane].record(self._until_first_s(event, event.first_token_s), trace)
+        elif self._moved:
+            self._moved.pop(request.ticket, None)
+        tokens = _tokens(event, usage)
+        self.tenants.used(request.tenant, tokens, event.cost_usd or 0.0)
+        self.sessions.used((request.tenant, request.session.id), tokens, event.cost_usd or 0.0)
+        if event.asked in self._places.upstreams:
+            self._at_upstream(event, usage, trace, answered=answered)
+
+    def _until_first_s(self, event: events.Settled, first_token_s: float) -> float:
+        """From arrival to the first token: what attempts took that failed before is in it, as far as that was heard."""
+        went_on = self._moved.pop(event.request.ticket, None) if self._moved else None
+        began = event.waited_s if went_on is None else max(event.waited_s, went_on - event.request.arrived)
+        until = began + first_token_s
+        return until if event.duration_s is None else min(until, event.duration_s)
+
+    def _at_upstream(self, event: events.Settled, usage: Usage | None, trace: str, *, answered: bool) -> None:
+        request, upstream = event.request, event.asked
+        key = (upstream, request.model, request.endpoint)
+        served = self.served.get(key) or self._served(key)
+        took_s = None if event.duration_s is None else max(0.0, event.duration_s - event.waited_s)
+        well = answered and not event.client_gone
+        if took_s is not None:
+            served.durations["" if well else _error(event)].record(took_s, trace)
+        if usage is None:
+            return
+        if usage.input is not None:
+            served.input.record(usage.input, trace)
+        if usage.output is not None:
+            served.output.record(usage.output, trace)
+        if well and request.stream and event.first_token_s is not None:
+            served.first.record(event.first_token_s, trace)
+            if usage.output is not None and usage.output > 1 and took_s is not None:
+                served.each.record(max(0.0, took_s - event.first_token_s) / (usage.output - 1), trace)
+        self._compare(request, upstream, usage, served.attributes["gen_ai.request.model"], trace)
+
+    def _compare(self, request: Request, upstream: str, usage: Usage, model: str, trace: str) -> None:
+        """What was reserved with what was used."""
+        size = request.size_at(upstream)
+        if usage.input and size.input:
+            self.estimates[model].record(size.input / usage.input, trace)
+        if usage.input is not None and usage.output is not None and size.total:
+            self.reserved[upstream] += size.total
+            self.reservations[request.lane].record((usage.input + usage.output) / size.total, trace)
+
+    def _served(self, key: tuple[str, str, Endpoint]) -> Served:
+        """Under the name of the model that is told: callers may name any number of others."""
+        upstream, model, endpoint = key
+        key = (upstream, self._places.model(model), endpoint)
+        if (served := self.served.get(key)) is None:
+            served = self.served[key] = Served(self._places.attributes(upstream, key[1], endpoint))
+        return served
+
+
+def _tokens(event: events.Settled, usage: Usage | None) -> int:
+    """What was used: as reported, else as estimated where there was an answer of which nobody told."""
+    if usage is not None:
+        return (usage.input or 0) + (usage.output or 0)
+    return event.request.size_at(event.upstream).total if event.upstream else 0
+
+
+def _error(event: events.Settled) -> str:
+    """Why it did not go well, in the conventions' words where they have some."""
+    if event.client_gone:
+        return "canceled"
+    return str(event.status) if event.status else "_OTHER"
