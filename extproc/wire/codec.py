@@ -30,6 +30,7 @@ __all__ = [
     "LAST_RESORT",
     "ROUTE",
     "TAIL",
+    "TRACE",
     "TRAILERS_PASS",
     "departure",
     "head",
@@ -68,6 +69,8 @@ OWN = "tidegate:"
 """Begins the names of clusters that are not an upstream's own."""
 GATES = "@tidegate/"
 """Begins the addresses of gates."""
+TRACE = "traceparent"
+"""Name of the header, and of the metadata of a gRPC stream, in which a span names itself to those that it asks."""
 WAIT = "x-tg-wait"
 """Where they put how long an error says to wait in its body."""
 JWT = "envoy.filters.http.jwt_authn"
@@ -81,10 +84,15 @@ _PERIODIC = AccessLogType.DownstreamPeriodic
 _ATTEMPT = AccessLogType.UpstreamEnd
 
 
-def head(message: ProcessingRequest) -> Head:
-    """The request headers, named in lower case by Envoy. Values that are not UTF-8 keep their bytes as surrogates."""
+def head(message: ProcessingRequest, trace: str = "") -> Head:
+    """The request headers, named in lower case by Envoy. Values that are not UTF-8 keep their bytes as surrogates.
+
+    trace: `traceparent` of Envoy's own span, in place of the caller's, where Envoy traces this request.
+    """
     asked = message.request_headers
     headers = {h.key: h.raw_value.decode("utf-8", "surrogateescape") or h.value for h in asked.headers.headers}
+    if trace:
+        headers[TRACE] = trace
     claims = {}
     if message.HasField("metadata_context"):
         verified = message.metadata_context.filter_metadata

@@ -27,6 +27,8 @@ class StreamExchange:
 
     _go_on = codec.CONTINUE
     """What lets the body of a request come."""
+    trace = ""
+    """`traceparent` that came with the stream: Envoy's span for asking us. Empty where Envoy does not trace."""
 
     def __init__(self, read: Read, write: Write) -> None:
         """Nothing is read before `head` is asked for."""
@@ -42,7 +44,7 @@ class StreamExchange:
     async def head(self) -> Head:
         """See ports.Exchange."""
         message = await self._expect("request_headers")
-        head = codec.head(message)
+        head = codec.head(message, self.trace)
         self._bodiless = head.bodiless
         return head
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -63,11 +63,13 @@ class Server:
         tls: ServiceTlsSettings | None = None,
         socket: UnixSocket | None = None,
         health: str | None = None,
+        traced: bool = False,
     ) -> None:
         """`address` is host:port, which is not looked at where there is a `socket`.
 
         classic: Envoy shows answers, and logs no outcomes of requests; when it ends those that say no more. health:
-        host:port of a second server, without TLS, which only tells health. SocketError where an address cannot be had.
+        host:port of a second server, without TLS, which only tells health. traced: requests join spans of Envoy (see
+        `_parent`). SocketError where an address cannot be had.
         """
         credentials = server_credentials(tls) if tls else None
         if socket is not None:
@@ -75,6 +77,7 @@ class Server:
         self._handle = handle
         self._learn = learn
         self._classic = classic
+        self._traced = traced
         self._doubts = Doubts(learn)
         self._leaving = False
         self._exchanges: set[StreamExchange] = set()
@@ -126,6 +129,8 @@ class Server:
     async def process(self, _: object, context: Any) -> None:
         """Envoy's ext_proc: one stream per HTTP request."""
         exchange = self._exchange(_reader(context), _writer(context))
+        if self._traced:
+            exchange.trace = _parent(context.invocation_metadata())
         self._exchanges.add(exchange)
         try:
             await self._handle(exchange)
@@ -214,6 +219,17 @@ def _health(server: Server) -> grpc.GenericRpcHandler[Any, Any]:
 def _is_news(record: logging.LogRecord) -> bool:
     """Whether gRPC's own word is worth a line: that a peer had left when its last status was written is not."""
     return not str(record.msg).startswith(PEER_LEFT)
+
+
+def _parent(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """`traceparent` of the span that Envoy has for asking us: the nearest to join.
+
+    Where Envoy traces (1.40, OpenTelemetry tracer, both profiles), the request that it shows still has its caller's
+    header, or none: its own is put into what goes to upstreams only. The stream itself tells of a child of its span for
+    the request, with Envoy's decision in its flags: 00 where it drops what its caller had sampled, too. Without tracing
+    there is nothing here, and neither where the caller's header is no valid one: such a request Envoy does not trace.
+    """
+    return next((str(value) for name, value in metadata or () if name == codec.TRACE), "")
 
 
 def _reader(context: Any) -> Callable[[], Awaitable[bytes | None]]:

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from extproc.ports import Departure, Exchange, Gone, Record, RecordKind
+from extproc.ports import Departure, Exchange, Gone, Head, Record, RecordKind
+from extproc.wire.classic import Silence
 from extproc.wire.pb.access_log_pb2 import AccessLogType, StreamAccessLogsMessage
 from extproc.wire.pb.ext_proc_pb2 import ProcessingRequest, ProcessingResponse
 from extproc.wire.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -25,11 +26,14 @@ DEPARTURE = Departure(
 class Gate:
     """A server whose handler lets everything go, and what it noticed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, traced: bool = False, classic: Silence | None = None) -> None:
         self.records: list[Record] = []
+        self.heads: list[Head] = []
         self.inside = 0
         self.ends: asyncio.Queue[str] = asyncio.Queue()
-        self.server = Server("127.0.0.1:0", self.handle, self.learn, max_body_bytes=1024)
+        self.server = Server(
+            "127.0.0.1:0", self.handle, self.learn, max_body_bytes=1024, traced=traced, classic=classic
+        )
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.server.port}")
 
     async def handle(self, exchange: Exchange) -> None:
@@ -37,6 +41,7 @@ class Gate:
         how = "ended"
         try:
             head = await exchange.head()
+            self.heads.append(head)
             if ":bug" in head.headers:
                 raise RuntimeError("bug")
             await exchange.body()
@@ -54,13 +59,13 @@ class Gate:
     async def learn(self, record: Record) -> None:
         self.records.append(record)
 
-    def stream(self) -> grpc.aio.StreamStreamCall:
+    def stream(self, *metadata: tuple[str, str]) -> grpc.aio.StreamStreamCall:
         call = self.channel.stream_stream(
             PROCESS,
             request_serializer=ProcessingRequest.SerializeToString,
             response_deserializer=ProcessingResponse.FromString,
         )
-        return call()
+        return call(metadata=metadata)
 
 
 @pytest.fixture
@@ -230,3 +235,33 @@ def test_that_a_peer_left_before_the_last_word_is_no_line_in_the_log(caplog: pyt
     ):
         grpc_log.error(message, "/a/b", exc_info=error)
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["a bug of ours", "bug"]
+
+
+CALLERS = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+ENVOYS = "00-4bf92f3577b34da6a3ce929d0e0e4736-d6e02ad2fc9a4361-00"
+
+
+@pytest.mark.parametrize("classic", [None, Silence(60.0, 900.0)])
+@pytest.mark.parametrize(
+    ("traced", "metadata", "seen"),
+    [
+        (True, [("traceparent", ENVOYS), ("tracestate", "")], ENVOYS),
+        (True, [], CALLERS),
+        (False, [("traceparent", ENVOYS)], CALLERS),
+    ],
+)
+async def test_a_request_joins_the_span_that_envoy_has_for_asking_us(
+    classic: Silence | None, metadata: list[tuple[str, str]], seen: str, *, traced: bool
+) -> None:
+    """It comes with the stream, in place of the caller's, which the headers still tell."""
+    gate = Gate(traced=traced, classic=classic)
+    await gate.server.start()
+    call = gate.stream(*metadata)
+    message = headers()
+    message.request_headers.headers.headers.add(key="traceparent", raw_value=CALLERS.encode())
+    await call.write(message)
+    assert (await call.read()).HasField("request_headers")
+    assert gate.heads[0].headers["traceparent"] == seen
+    call.cancel()
+    await gate.channel.close()
+    await gate.server.stop()
