@@ -38,6 +38,7 @@ from extproc.shared import levels
 from extproc.telemetry.dossiers import Dossiers
 from extproc.telemetry.log import JsonLines, log_event
 from extproc.telemetry.metrics import Metrics
+from extproc.telemetry.sampling import NONE, Sampling
 from extproc.telemetry.tally import Tally
 from extproc.watchdog import Watchdog
 from extproc.wire.classic import Silence
@@ -84,6 +85,7 @@ class Service:
         self.clock = clock = asyncio.get_running_loop()
         self.tally = Tally()
         self.dossiers = Dossiers(settings.telemetry.requests, clock.time)
+        self.sampled = Sampling(settings.telemetry.trace_sample) if _traces(settings) else NONE
         rank = settings.service.rank
         self.process = secrets.token_hex(6) if rank is None else f"{rank}-{secrets.token_hex(6)}"
         self.admission = admission = Admission(
@@ -297,7 +299,13 @@ def _server(
         tls=service.tls,
         socket=UnixSocket(path, service.socket_mode, service.socket_group) if path else None,
         health=service.health,
+        traced=_traces(settings),
     )
+
+
+def _traces(settings: Settings) -> bool:
+    """Whether anybody takes traces."""
+    return settings.telemetry.otlp is not None and settings.telemetry.otlp.traces
 
 
 def _known_levels(settings: Settings) -> Mapping[str, tuple[float, float]]:
