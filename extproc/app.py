@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from extproc.reloading import Reloading
 from extproc.settings import Settings
 from extproc.shared import levels
 from extproc.telemetry.dossiers import Dossiers
+from extproc.telemetry.explain import explain
 from extproc.telemetry.log import JsonLines, log_event
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.sampling import NONE, Sampling
@@ -188,6 +190,15 @@ class Service:
             "callers": self.admission.allowances.state(),
             "tally": self.tally.snapshot(),
         }
+
+    def explain(self, name: str) -> dict[str, Any] | None:
+        """All that is known of a request, by its id or ticket; None when nothing is, or nothing any more."""
+        dossier = self.dossiers.of(name)
+        if dossier is None:
+            return None
+        request = dossier.request if dossier.state == "waiting" else None
+        standing = self.limiter.standing(request) if request else None
+        return explain(dossier, asdict(standing) if standing else None, self.clock.time())
 
     async def _follow(self, settings: Settings) -> None:
         """Go by other settings from now on, in one step: nobody sees half of it. Crowds follow one after the other."""

@@ -7,7 +7,7 @@ is no point at which anything could be cancelled.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from extproc import dialects
@@ -164,13 +164,18 @@ class Dispatch:
             return ()
         unable = {one.upstream: one for one in wants.unable}
         ahead = chain[: chain.index(order[0])] if order and order[0] in chain else chain
-        return tuple(
-            unable.get(name) or self._why_not(request, wants, name, order)
+        found = [
+            unable.get(name) or self._why_not(request, wants, name, order, ahead)
             for name in chain
             if name in ahead or name not in order
-        )
+        ]
+        if self._cut is not None and not any(one.why is Why.NO_ROOM for one in found):
+            found = [replace(one, why=Why.ORDER) if one.why is Why.BEHIND else one for one in found]
+        return tuple(found)
 
-    def _why_not(self, request: Request, wants: Wants, name: str, order: tuple[str, ...]) -> PassedOver:
+    def _why_not(
+        self, request: Request, wants: Wants, name: str, order: tuple[str, ...], ahead: tuple[str, ...]
+    ) -> PassedOver:
         now, levels, terms = self._clock.time(), self._capacity.levels(), self._terms[request.lane]
         behind, lacking = name in order, []
         if not self._allows(name):
@@ -191,7 +196,7 @@ class Dispatch:
             return PassedOver(name, Why.DOLLARS, keys, wait_s, behind=behind)
         if lacking:
             return PassedOver(name, Why.NO_ROOM, keys, wait_s, behind=behind)
-        return PassedOver(name, Why.BEHIND, behind=behind)
+        return PassedOver(name, Why.BEHIND if name not in ahead else Why.BUSY if order else Why.TURN, behind=behind)
 
     def instead(
         self, rejected: Rejected, greeting: Greeting | None, document: dialects.Document | None

@@ -42,7 +42,7 @@ from extproc.core.value import value
 from extproc.core.watermark import recheck_s
 from extproc.ports import Capacity, Clock, Observer
 
-__all__ = ["Grant", "Limiter", "Wants"]
+__all__ = ["Grant", "Limiter", "Standing", "Wants"]
 
 TICK_S = 0.001
 """No pass is scheduled sooner than this after another, so that rounding never makes a busy loop."""
@@ -83,6 +83,15 @@ class Grant:
     upstream: str
     waited: bool
     predicted_s: float | None = field(default=None, compare=False)
+
+
+@value
+class Standing:
+    """A place in line, 1 for the first, the forecast of the rest of its wait, and for want of what it is held."""
+
+    position: int
+    predicted_s: float
+    lacking: tuple[str, ...]
 
 
 class _Turn(Waiter):
@@ -243,6 +252,14 @@ class Limiter:
     def settled(self, request: Request, size: Size) -> None:
         """What a granted request really used, as far as it is known: its tenant is charged that, not the estimate."""
         self.lanes.settle(request, size)
+
+    def standing(self, request: Request) -> Standing | None:
+        """How a request stands in line now; None where it does not. It looks at everybody: for those who ask seldom."""
+        turn = next((one for one in map(_turn, self.lanes.waiters()) if one.request.ticket == request.ticket), None)
+        if turn is None or turn.flow is None:
+            return None
+        place = self.forecast.place(turn, turn.wants.names, self._clock.time())
+        return Standing(place, self._until_turn_s(turn), turn.flow.line.lacking)
 
     def _heed_lanes(self) -> None:
         rules = self.lanes.rules

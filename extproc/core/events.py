@@ -19,7 +19,11 @@ __all__ = [
 
 
 class Why(StrEnum):
-    """Why an upstream of its chain was not where a request went, or does not stand behind it for failover."""
+    """Why an upstream of its chain was not where a request went, or does not stand behind it for failover.
+
+    BUSY: it had no room when the request's turn came, but has now. BEHIND: it comes after one without room. ORDER:
+    Envoy was told no such order. TURN: nothing stands against it, but others come first.
+    """
 
     DIALECT = "dialect"
     ABILITY = "ability"
@@ -30,8 +34,10 @@ class Why(StrEnum):
     SLOW = "slow"
     SIZES = "sizes"
     NO_ROOM = "no_room"
+    BUSY = "busy"
     BEHIND = "behind"
     ORDER = "order"
+    TURN = "turn"
 
 
 @value
