@@ -85,8 +85,8 @@ function make(item) {
 }
 
 function level(item) {
-  if (item.reason || /refused|failed/.test(item.state ?? "")) return "warning";
-  return /wait|queue|held/.test(item.state ?? "") ? "busy" : "ok";
+  if (item.reason) return "warning";
+  return { waiting: "busy", arriving: "busy", refused: "warning", failed: "error", left: "quiet", unknown: "quiet" }[item.state] ?? "ok";
 }
 
 function options(field, names) {
