@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-classic check format bench bench-dispatch schedules protos dropin k8s clean
+.PHONY: help up test test-classic check format bench bench-dispatch soak schedules protos dropin k8s clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -49,6 +49,9 @@ schedules: $(STAMP) ## play 10,000 random schedules against the queue, and in th
 
 bench-dispatch: $(STAMP) ## measure how many decisions a second the queue makes
 	$(BIN)/python -m tests.load.dispatch
+
+soak: $(STAMP) ## see that memory stays flat over 200,000 requests of 50,000 tenants and sessions
+	$(BIN)/python -m tests.load.soak
 
 protos: $(STAMP) ## generate extproc/wire/pb from protos/
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. protos/extproc/wire/pb/*.proto
