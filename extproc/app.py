@@ -22,7 +22,9 @@ import uvloop
 
 from extproc import tokens
 from extproc.admission import Admission
+from extproc.console import server as console
 from extproc.console import state
+from extproc.console.sources import Sources
 from extproc.core.events import Event
 from extproc.core.identity import Directory
 from extproc.core.orders import cutter
@@ -113,16 +115,17 @@ class Service:
         self._tasks: list[asyncio.Task[Any]] = []
         self._engines: asyncio.Task[Any] | None = None
         self._canary: Canary | None = None
-        self._console: Any = None
+        self._console: console.Console | None = None
 
     async def start(self) -> None:
-        """Load vocabularies, then serve. SocketError where the console's address cannot be had."""
+        """Load vocabularies, then serve.
+
+        SocketError where the console's address cannot be had, SettingsError where a file of `admin` cannot be used.
+        """
         settings = self.settings
         await self.clock.run_in_executor(self._executor, _preload, settings)
         try:
-            self._console = await state.serve(
-                settings.service.console, self.state, self.admission.allowances, metrics=Metrics().page
-            )
+            self._console = await console.serve(settings.service.console, self._sources(), settings.admin)
         except OSError as error:
             raise SocketError(f"service.console: {error.strerror}") from None
         await self.server.start()
@@ -167,7 +170,7 @@ class Service:
         self._watchdog.stop()
         self._save_levels()
         if self._console is not None:
-            await self._console.cleanup()
+            await self._console.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def observe(self, event: Event) -> None:
@@ -199,6 +202,16 @@ class Service:
         request = dossier.request if dossier.state == "waiting" else None
         standing = self.limiter.standing(request) if request else None
         return explain(dossier, asdict(standing) if standing else None, self.clock.time())
+
+    def _sources(self) -> Sources:
+        """What the console shows and has done."""
+        metrics = Metrics()
+        return Sources(
+            state=self.state,
+            metrics=lambda state, _: (metrics.page(state), "text/plain; version=0.0.4; charset=utf-8"),
+            sessions=self.admission.allowances,
+            explain=self.explain,
+        )
 
     async def _follow(self, settings: Settings) -> None:
         """Go by other settings from now on, in one step: nobody sees half of it. Crowds follow one after the other."""

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from extproc import rehearsal
+from extproc.console import proof
 from extproc.core.orders import MOST, short_of
 from extproc.core.request import Dialect
 from extproc.core.routing import matches
@@ -37,6 +38,7 @@ def validate(settings: Settings) -> None:
     if settings.identity.jwt is not None and not _readable(settings.identity.jwt.jwks_file):
         missing.append(f"identity.jwt.jwks_file: {settings.identity.jwt.jwks_file} cannot be read, or is empty")
     missing += _tls_problems(settings)
+    missing += proof.problems(settings.admin)
     if missing:
         raise SettingsError(missing)
     read_at_once = settings.gateway.model_copy(update={"secrets_dir": None})  # what is there may not be written yet
@@ -90,8 +92,7 @@ def advice(settings: Settings) -> Iterator[str]:
 def _addresses(settings: Settings) -> Iterator[str]:
     """What others on the network reach that is not traffic, and what TLS is about to end."""
     service = settings.service
-    if not service.console.startswith(":") and not _is_private(service.console):
-        yield f"note: service.console: {service.console} can be reached from outside; whoever does may read and change"
+    yield from (f"note: {line}" for line in proof.notes(settings.admin, service.console))
     gateway = settings.gateway
     if gateway.metrics_port and not _is_private(f"{gateway.address}:{gateway.metrics_port}"):
         yield f"note: gateway.metrics_port: {gateway.metrics_port} can be reached from outside, as gateway.address can"

@@ -571,17 +571,23 @@ def session(
     *,
     add_tokens: Annotated[int, typer.Option(min=0, help="Let it use so many tokens more, from now on.")] = 0,
     add_usd: Annotated[float, typer.Option(min=0, help="Let it use so many dollars more, from now on.")] = 0.0,
+    token_file: Annotated[
+        str | None,
+        typer.Option(help="Who adds proves itself by this token; else TIDEGATE_TOKEN, or that of the config."),
+    ] = None,
     config: Config = None,
 ) -> None:
     """Show what an agent session has used, and raise what it may use. Tidegate must be running."""
-    from extproc.console.sessions import ConsoleError, ask, told  # noqa: PLC0415
+    from extproc.console import sessions  # noqa: PLC0415
+    from extproc.console.asking import ConsoleError, access  # noqa: PLC0415
 
     try:
-        known = ask(_settings(config).service.console, tenant, session_id, tokens=add_tokens, usd=add_usd)
+        reached = access(_settings(config), token_file=token_file)
+        known = sessions.ask(reached, tenant, session_id, tokens=add_tokens, usd=add_usd)
     except ConsoleError as error:
         typer.echo(error, err=True)
         raise typer.Exit(1) from None
-    typer.echo(told(known))
+    typer.echo(sessions.told(known))
 
 
 def _fakes(settings: Settings) -> dict[str, list[str]]:

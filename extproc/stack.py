@@ -11,6 +11,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -30,8 +31,10 @@ from extproc.settings import Settings, UpstreamSettings
 
 __all__ = ["Stack", "StackError", "envoy_binary", "fake_arguments", "free_ports"]
 
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""All parts are on this machine, where no proxy leads."""
+_UNSEEN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+_UNSEEN.check_hostname, _UNSEEN.verify_mode = False, ssl.CERT_NONE
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=_UNSEEN))
+"""All parts are on this machine, where no proxy leads, and are ours whatever their certificates say."""
 START_S = 30.0
 STOP_S = 5.0
 _LISTENING = 15_000, 32_000
@@ -61,6 +64,18 @@ class Stack:
         return f"http://{self.settings.gateway.address}:{self.settings.gateway.port}"
 
     @property
+    def token_file(self) -> Path:
+        """What lets its owner act on the service: the one that the settings name, or one of our own."""
+        return Path(self.settings.admin.token_file or self.workdir.absolute() / "admin.token")
+
+    @property
+    def console(self) -> str:
+        """URL of the service's console."""
+        scheme = "http" if self.settings.admin.cert_file is None else "https"
+        host, _, port = self.settings.service.console.rpartition(":")
+        return f"{scheme}://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
+
+    @property
     def fakes(self) -> dict[str, UpstreamSettings]:
         """The upstreams that are fake providers on this machine."""
         return {name: u for name, u in self.settings.upstreams.items() if u.provider == "fake"}
@@ -69,6 +84,7 @@ class Stack:
         """Start all parts and wait until each answers. StackError when one does not."""
         self.workdir.mkdir(parents=True, exist_ok=True)
         self._refuse_busy_ports()
+        self._make_token()
         self.write_config(self.settings)
         envoy = self.workdir / "envoy.yaml"
         envoy.write_text(to_yaml(bootstrap(self._with_secrets())), "utf-8")
@@ -97,9 +113,19 @@ class Stack:
     def write_config(self, settings: Settings) -> None:
         """Write the file that the service is started with, and that it follows."""
         config = self.workdir / "tidegate.yaml"
+        if settings.admin.token_file is None:
+            admin = settings.admin.model_copy(update={"token_file": str(self.token_file)})
+            settings = settings.model_copy(update={"admin": admin})
         beside = config.with_suffix(".new")
         beside.write_text(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), "utf-8")
         beside.replace(config)
+
+    def _make_token(self) -> None:
+        """For nobody else on this machine to read."""
+        if self.settings.admin.token_file is None:
+            self.token_file.unlink(missing_ok=True)
+            with os.fdopen(os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
 
     def start_fake(self, name: str) -> None:
         """Start one fake provider and wait until it answers."""
@@ -109,7 +135,7 @@ class Stack:
     def start_service(self) -> None:
         """Start Tidegate's own process and wait until it answers."""
         self._spawn("service", [*_tidegate(), "serve", "--config", str(self.workdir / "tidegate.yaml")])
-        self._wait("service", f"http://{self.settings.service.console}/healthz")
+        self._wait("service", f"{self.console}/healthz")
 
     def start_envoy(self) -> None:
         """Start Envoy and wait until it is ready, its first health check of the service included."""
@@ -134,8 +160,13 @@ class Stack:
 
     def state(self) -> dict[str, Any]:
         """The service's state page."""
-        text = _get(f"http://{self.settings.service.console}/state")
+        text = _get(f"{self.console}/state", self.proof)
         return dict(json.loads(text)) if text else {}
+
+    @property
+    def proof(self) -> dict[str, str]:
+        """A header for the console that says who acts."""
+        return {"authorization": f"Bearer {self.token_file.read_text('utf-8').strip()}"}
 
     def record(self, name: str) -> dict[str, Any]:
         """What the fake provider `name` has seen."""
@@ -279,9 +310,9 @@ def _environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key != "TIDEGATE_PORT" and "TIDEGATE__" not in key}
 
 
-def _get(url: str) -> str | None:
+def _get(url: str, headers: dict[str, str] | None = None) -> str | None:
     try:
-        with _DIRECT.open(url, timeout=2) as response:
+        with _DIRECT.open(urllib.request.Request(url, headers=headers or {}), timeout=2) as response:  # noqa: S310 - ours
             return str(response.read().decode())
     except (OSError, urllib.error.URLError):
         return None

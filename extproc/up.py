@@ -94,6 +94,7 @@ def _greet(stack: Stack) -> None:
     _say(f"Tidegate listens on {stack.url}; logs and the rendered envoy.yaml are in {stack.workdir}/")
     for name in stack.fakes:
         _say(f"  fake provider {name}: pid {stack.processes[name].pid} (kill it to see a failover)")
+    _say(f"What goes on: {stack.console}/ (to act on it, the token is in {stack.token_file})")
     _say("Try it:")
     _say(
         f"  curl {stack.url}/v1/chat/completions -H 'content-type: application/json' "

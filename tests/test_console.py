@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from math import inf
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -16,7 +17,10 @@ import pytest
 
 from extproc.allowances import Allowances
 from extproc.console import state
-from extproc.console.sessions import ConsoleError, ask, told
+from extproc.console.asking import Access, ConsoleError
+from extproc.console.server import serve
+from extproc.console.sessions import ask, told
+from extproc.console.sources import Sources
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget, Period
 from extproc.core.capacity import Ask, Option, Store
@@ -24,10 +28,13 @@ from extproc.core.lanes import Lanes
 from extproc.core.policy import KvRules, Lane, Policy, SessionLimits, Tenant, WhenBusy
 from extproc.core.request import Session
 from extproc.core.watermark import Watermark
+from extproc.settings import AdminSettings
 from extproc.shared.memory import MemoryCapacity
 from extproc.stack import free_ports
 from tests.doubles import request
 
+TOKEN = "0123456789abcdef0123456789abcdef"
+PROOF = {"authorization": f"Bearer {TOKEN}"}
 JSON = {"content-type": "application/json"}
 POLICY = Policy(
     upstreams={},
@@ -62,27 +69,32 @@ class Console:
         """Status and JSON of an answer."""
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         url = f"http://{self.address}{path}"
-        async with self._client.request(method, url, data=data, headers=headers) as response:
+        async with self._client.request(method, url, data=data, headers={**PROOF, **headers}) as response:
             return response.status, await response.json()
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Console]:
+async def running(folder: Path) -> AsyncIterator[Console]:
     loop, address = asyncio.get_running_loop(), f"127.0.0.1:{free_ports(1)[0]}"
     allowances = Allowances(POLICY, MemoryCapacity(loop, {}), loop)
-    runner = await state.serve(address, allowances.state, allowances)
+    (folder / "token").write_text(TOKEN)
+    served = await serve(address, Sources(allowances.state, sessions=allowances), by_token(folder))
     try:
         async with aiohttp.ClientSession() as client:
             console = Console(allowances, address, client)
             await console.heard()
             yield console
     finally:
-        await runner.cleanup()
+        await served.close()
 
 
-async def test_a_session_is_shown() -> None:
+def by_token(folder: Path) -> AdminSettings:
+    return AdminSettings(token_file=str(folder / "token"))
+
+
+async def test_a_session_is_shown(tmp_path: Path) -> None:
     """What it used, may use and has left; an unknown one is not found, under whatever tenant."""
-    async with running() as console:
+    async with running(tmp_path) as console:
         status, seen = await console.send("GET", "/sessions/default/s")
         assert status == 200
         assert (seen["tenant"], seen["session"], seen["served"], seen["running"]) == ("default", "s", False, 0)
@@ -93,9 +105,9 @@ async def test_a_session_is_shown() -> None:
             assert (await console.send("POST", path, {"add_tokens": 1}))[0] == 404
 
 
-async def test_a_session_is_raised() -> None:
+async def test_a_session_is_raised(tmp_path: Path) -> None:
     """By tokens, by dollars or by both, as often as one likes; the answer shows what holds from now on."""
-    async with running() as console:
+    async with running(tmp_path) as console:
         status, seen = await console.send("POST", "/sessions/default/s", {"add_tokens": 500})
         assert (status, seen["tokens"]) == (200, {"limit": 1500, "used": 100, "left": 1400})
         await console.send("POST", "/sessions/default/s", {"add_usd": 0.5})
@@ -114,9 +126,9 @@ async def test_a_session_is_raised() -> None:
         {"add_tokens": 5, "set_tokens": 9}, {"tokens": 5}, {"add_usd": 10**400},
     ],
 )  # fmt: skip
-async def test_what_makes_no_sense_is_told_and_changes_nothing(body: Any) -> None:
+async def test_what_makes_no_sense_is_told_and_changes_nothing(body: Any, tmp_path: Path) -> None:
     """Whatever was sent: what is wrong with it, in one sentence."""
-    async with running() as console:
+    async with running(tmp_path) as console:
         status, answer = await console.send("POST", "/sessions/default/s", body)
         assert status == 400
         assert answer["error"]
@@ -124,9 +136,9 @@ async def test_what_makes_no_sense_is_told_and_changes_nothing(body: Any) -> Non
         assert (seen["tokens"]["limit"], seen["usd"]["limit"]) == (1000, 2.0)
 
 
-async def test_a_limit_that_is_not_there_cannot_be_raised() -> None:
+async def test_a_limit_that_is_not_there_cannot_be_raised(tmp_path: Path) -> None:
     """The other one can; both or none."""
-    async with running() as console:
+    async with running(tmp_path) as console:
         await console.heard("half")
         status, answer = await console.send("POST", "/sessions/half/s", {"add_tokens": 5, "add_usd": 1})
         assert status == 400
@@ -156,9 +168,9 @@ async def test_a_limit_that_is_not_there_cannot_be_raised() -> None:
         ({**JSON, "host": ""}, 403),
     ],
 )
-async def test_a_web_page_cannot_raise_anything(headers: dict[str, str], status: int) -> None:
+async def test_a_web_page_cannot_raise_anything(headers: dict[str, str], status: int, tmp_path: Path) -> None:
     """Forms, pages of other sites and names made to point here are refused; tools are not."""
-    async with running() as console:
+    async with running(tmp_path) as console:
         assert (await console.send("POST", "/sessions/default/s", {"add_tokens": 5}, headers))[0] == status
         limit = (await console.send("GET", "/sessions/default/s"))[1]["tokens"]["limit"]
         assert limit == (1005 if status == 200 else 1000)
@@ -166,21 +178,23 @@ async def test_a_web_page_cannot_raise_anything(headers: dict[str, str], status:
             assert (await console.send("GET", "/sessions/default/s", headers=headers))[0] == 403
 
 
-async def test_an_endless_body_is_not_read() -> None:
+async def test_an_endless_body_is_not_read(tmp_path: Path) -> None:
     """Some kilobytes are more than any sum needs."""
-    async with running() as console:
+    async with running(tmp_path) as console:
         url = f"http://{console.address}/sessions/default/s"
-        async with console._client.post(url, data=b" " * 100_000, headers=JSON) as response:
+        async with console._client.post(url, data=b" " * 100_000, headers={**PROOF, **JSON}) as response:
             assert response.status == 413
 
 
 @pytest.mark.parametrize("name", ODD)
-async def test_any_name_can_be_asked_for(name: str) -> None:
+async def test_any_name_can_be_asked_for(name: str, tmp_path: Path) -> None:
     """Slashes, dots and signs that mean something in a URL, as tenant and as session, from the command line too."""
-    async with running() as console:
+    async with running(tmp_path) as console:
         await console.heard(name, name)
         loop = asyncio.get_running_loop()
-        seen = await loop.run_in_executor(None, lambda: ask(console.address, name, name, tokens=7, usd=0.25))
+        seen = await loop.run_in_executor(
+            None, lambda: ask(Access(console.address, TOKEN), name, name, tokens=7, usd=0.25)
+        )
         assert (seen["tenant"], seen["session"]) == (name, name)
         assert (seen["tokens"]["limit"], seen["usd"]["limit"]) == (1007, 2.25)
         path = f"/sessions/{quote(name, safe='')}/{quote(name, safe='')}"
@@ -188,21 +202,21 @@ async def test_any_name_can_be_asked_for(name: str) -> None:
             assert (await console.send("GET", path))[0] == 200
 
 
-async def test_who_asks_from_the_command_line_is_told_why_not() -> None:
+async def test_who_asks_from_the_command_line_is_told_why_not(tmp_path: Path) -> None:
     """An unknown session, a limit that is not there, a console that is not there, something else at its port."""
     loop = asyncio.get_running_loop()
 
-    async def why(*arguments: Any, **more: Any) -> str:
+    async def why(console_address: str, *arguments: Any, **more: Any) -> str:
         with pytest.raises(ConsoleError) as caught:
-            await loop.run_in_executor(None, lambda: ask(*arguments, **more))
+            await loop.run_in_executor(None, lambda: ask(Access(console_address, TOKEN), *arguments, **more))
         return str(caught.value)
 
-    async with running() as console:
+    async with running(tmp_path) as console:
         await console.heard("half")
         assert "no such session" in await why(console.address, "default", "t")
         assert "no limit" in await why(console.address, "half", "s", tokens=5)
         port = console.address.rpartition(":")[2]
-        seen = await loop.run_in_executor(None, lambda: ask(f":{port}", "default", "s"))
+        seen = await loop.run_in_executor(None, lambda: ask(Access(f":{port}"), "default", "s"))
         assert seen["tokens"]["used"] == 100
     assert "no Tidegate answers" in await why(console.address, "default", "s")
     server = await asyncio.start_server(_nonsense, "127.0.0.1", 0)
@@ -264,9 +278,9 @@ def test_the_state_page_tells_every_kind_of_counter() -> None:
     assert told["counters"]["for good"] == {"spent": 1.0, "budget": 5.0, "ends_in_s": None, "closed_s": None}
 
 
-async def test_the_rest_of_the_console_is_there() -> None:
+async def test_the_rest_of_the_console_is_there(tmp_path: Path) -> None:
     """Its health and its state; without allowances there are no sessions."""
-    async with running() as console:
+    async with running(tmp_path) as console:
         assert await console.send("GET", "/state") == (
             200,
             {"unlisted_tenants": 0, "sessions": 1, "forgotten_in_use": 0},
@@ -277,7 +291,7 @@ async def test_the_rest_of_the_console_is_there() -> None:
         response = await loop.run_in_executor(None, connection.getresponse)
         assert response.read() == b"ok\n"
         connection.close()
-    runner = await state.serve(console.address, dict)
+    served = await serve(console.address, Sources(dict))
     async with aiohttp.ClientSession() as client, client.get(f"http://{console.address}/sessions/a/b") as missing:
         assert missing.status == 404
-    await runner.cleanup()
+    await served.close()

@@ -1,4 +1,4 @@
-"""The state page: what waits, what flies, how full every bucket is, which breaker is open, as JSON, on loopback.
+"""The state page: what waits, what flies, how full every bucket is, which breaker is open, as plain data.
 
 Counters of sessions are not shown, there may be 100,000: see sessions. Of tenants that nobody listed some are, after
 all others.
@@ -6,41 +6,20 @@ all others.
 
 from __future__ import annotations
 
-import asyncio
-import json
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import islice
-from math import inf, isfinite
+from math import isfinite
 from typing import Any
 
-from aiohttp import web
-
-from extproc.allowances import Allowances
-from extproc.console import sessions
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.capacity import Counter, Store
 from extproc.core.lanes import Lanes
 from extproc.core.watermark import Watermark
 
-__all__ = ["describe", "serve"]
+__all__ = ["describe"]
 
 MOST_COUNTERS = 2000
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_BODY = 16_384
-"""Bytes of a request's body."""
-FRESH_S = 0.5
-"""So long a page of metrics serves whoever asks."""
-
-
-@dataclass(slots=True)
-class Page:
-    """The newest page of metrics, and when it was made, on the clock of `time.monotonic`."""
-
-    text: bytes = b""
-    at: float = -inf
 
 
 def describe(lanes: Lanes, store: Store, now: float, first: Iterable[str] = ()) -> dict[str, Any]:
@@ -90,46 +69,3 @@ def _finite(number: float) -> float | None:
 
 def _rounded(number: float | None) -> float | None:
     return None if number is None else round(number, 4)
-
-
-async def serve(
-    address: str,
-    state: Callable[[], dict[str, Any]],
-    allowances: Allowances | None = None,
-    *,
-    metrics: Callable[[dict[str, Any]], bytes] | None = None,
-) -> web.AppRunner:
-    """Serve `GET /state`, `/metrics`, `/healthz` and `/sessions` on host:port; returns the runner to clean up.
-
-    metrics: a state as text for Prometheus. It is asked in a thread, for one page at a time, and seldom: whoever may
-    read the page from outside must not keep those from their work who decide on requests. OSError where the address
-    cannot be had.
-    """
-    one_page, kept = asyncio.Lock(), Page()
-
-    async def show(_: web.Request) -> web.Response:
-        return web.json_response(state(), dumps=lambda data: json.dumps(data, default=str))
-
-    async def healthy(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def measure(_: web.Request) -> web.Response:
-        assert metrics is not None  # noqa: S101 - else there is no such page
-        async with one_page:
-            if time.monotonic() - kept.at >= FRESH_S:
-                kept.text = await asyncio.to_thread(metrics, state())
-                kept.at = time.monotonic()
-        return web.Response(body=kept.text, headers={"content-type": METRICS_TYPE})
-
-    app = web.Application(client_max_size=MOST_BODY)
-    app.router.add_get("/state", show)
-    app.router.add_get("/healthz", healthy)
-    if metrics is not None:
-        app.router.add_get("/metrics", measure)
-    if allowances is not None:
-        app.router.add_routes(sessions.routes(allowances, address))
-    runner = web.AppRunner(app, access_log=None, handle_signals=False)
-    await runner.setup()
-    host, _, port = address.rpartition(":")
-    await web.TCPSite(runner, host.strip("[]") or "127.0.0.1", int(port)).start()
-    return runner

@@ -165,7 +165,7 @@ def test_a_runaway_loop_is_stopped_and_can_be_let_go_on(stack: Stack, sdk: str) 
     known = _session(stack, "agents", f"task%2F{sdk}").json()
     assert known["tokens"]["limit"] == 400
     assert 0 <= known["tokens"]["left"] < 400 / 2
-    raised = HTTP.post(_at(stack, "agents", f"task%2F{sdk}"), json={"add_tokens": 100}).json()
+    raised = HTTP.post(_at(stack, "agents", f"task%2F{sdk}"), json={"add_tokens": 100}, headers=stack.proof).json()
     assert raised["tokens"] == {"limit": 500, "used": known["tokens"]["used"], "left": known["tokens"]["left"] + 100}
     more, _ = run_away(stack, call)
     assert more >= 1
@@ -212,7 +212,7 @@ def test_an_unknown_session_and_a_missing_service_are_told(stack: Stack) -> None
     told = _command(stack, "agents", "never-heard-of")
     assert (told.returncode, told.stdout) == (1, "")
     assert "no such session" in told.stderr
-    form = HTTP.post(_at(stack, "agents", "x"), data={"add_tokens": "5"})
+    form = HTTP.post(_at(stack, "agents", "x"), data={"add_tokens": "5"}, headers=stack.proof)
     assert form.status_code == 415
 
 

@@ -1,0 +1,146 @@
+"""How the command line asks the console of a running Tidegate."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote
+from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
+
+from extproc.console.proof import TokenError, on_loopback, read_token
+from extproc.settings import Settings
+
+__all__ = ["Access", "ConsoleError", "access", "ask", "quoted"]
+
+TIMEOUT_S = 5.0
+TOKEN_VARIABLE = "TIDEGATE_TOKEN"  # noqa: S105 - the name of a variable
+
+
+class ConsoleError(Exception):
+    """Why the console of a running Tidegate did not do what was asked, in words for who asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where a console is, and what proves who asks. why_no_token: why there is none, for whom it is missing.
+
+    pinned: the one certificate that the console may have; ca_file: whose certificates are trusted, else the system's.
+    """
+
+    console: str
+    token: str = ""
+    why_no_token: str = ""
+    tls: bool = False
+    pinned: str | None = None
+    ca_file: str | None = None
+    client_cert_file: str | None = None
+    client_key_file: str | None = None
+
+    @property
+    def url(self) -> str:
+        """Without a slash at the end."""
+        place = self.console
+        place = f"127.0.0.1{place}" if place.startswith(":") else place
+        host, _, port = place.rpartition(":")
+        if host in ("0.0.0.0", "[::]"):
+            place = f"127.0.0.1:{port}" if host == "0.0.0.0" else f"[::1]:{port}"
+        return f"{'https' if self.tls else 'http'}://{place}"
+
+
+def access(
+    settings: Settings,
+    *,
+    console: str | None = None,
+    token_file: str | None = None,
+    ca_file: str | None = None,
+    client_cert_file: str | None = None,
+    client_key_file: str | None = None,
+) -> Access:
+    """How to reach the console of these settings, or of `console` (host:port or a URL).
+
+    The token is that of `token_file`, or TIDEGATE_TOKEN, or the one that the settings name, in this order.
+    ConsoleError where a file that was named here cannot be used.
+    """
+    admin = settings.admin
+    place, tls = settings.service.console, admin.cert_file is not None
+    if console is not None:
+        scheme, _, rest = console.rpartition("://")
+        place, tls = rest.rstrip("/"), scheme == "https" or (not scheme and tls)
+    token, why = _token(token_file, admin.token_file)
+    own = console is None or on_loopback(place)
+    pinned = admin.cert_file if tls and own and ca_file is None else None
+    return Access(place, token, why, tls, pinned, ca_file, client_cert_file, client_key_file)
+
+
+def _token(named: str | None, set_: str | None) -> tuple[str, str]:
+    if named is not None:
+        try:
+            return read_token(named).decode(), ""
+        except TokenError as error:
+            raise ConsoleError(str(error)) from None
+    if token := os.environ.get(TOKEN_VARIABLE, "").strip():
+        if not token.isascii() or not token.isprintable():
+            raise ConsoleError(f"{TOKEN_VARIABLE}: is no token")
+        return token, ""
+    if set_ is None:
+        return "", f"give --token-file or {TOKEN_VARIABLE}"
+    try:
+        return read_token(set_).decode(), ""
+    except TokenError as error:
+        return "", str(error)
+
+
+def quoted(name: str) -> str:
+    """A name as one part of a path."""
+    return quote(name, safe="")
+
+
+def ask(
+    access: Access, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = TIMEOUT_S
+) -> Any:
+    """What the console answers, as plain data. ConsoleError tells why not."""
+    headers = {"content-type": "application/json"} if body is not None else {}
+    if access.token:
+        headers["authorization"] = f"Bearer {access.token}"
+    data = json.dumps(body).encode() if body is not None else None
+    request = Request(access.url + path, data, headers, method=method)  # noqa: S310 - http or https
+    try:
+        with _opener(access).open(request, timeout=timeout_s) as response:
+            return json.loads(response.read())
+    except HTTPError as error:
+        raise ConsoleError(_said(error, access)) from None
+    except (URLError, OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise ConsoleError(f"no Tidegate answers at {access.console}: {reason}") from None
+
+
+def _opener(access: Access) -> OpenerDirector:
+    """Through no proxy; over TLS where the console speaks it. OSError where a file of it cannot be used."""
+    if not access.tls:
+        return build_opener(ProxyHandler({}))
+    if access.pinned is not None and Path(access.pinned).is_file():
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False  # there is no other certificate that it could be
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.load_verify_locations(access.pinned)
+    else:
+        context = ssl.create_default_context(cafile=access.ca_file)
+    if access.client_cert_file is not None:
+        context.load_cert_chain(access.client_cert_file, access.client_key_file)
+    return build_opener(ProxyHandler({}), HTTPSHandler(context=context))
+
+
+def _said(error: HTTPError, access: Access) -> str:
+    try:
+        said = str(json.loads(error.read())["error"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"the console answered {error.code}"
+    missing = error.code == 401 and not access.token and access.why_no_token  # noqa: PLR2004
+    return f"{said} ({access.why_no_token})" if missing else said

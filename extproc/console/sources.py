@@ -1,0 +1,48 @@
+"""What the console shows and what it may have done, as functions: app.py gives them, so that the console knows nobody.
+
+What is None is not there, and has no address on the console either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["Data", "Sessions", "Sources"]
+
+Data = dict[str, Any]
+
+
+class Sessions(Protocol):
+    """Agent sessions, and what each may still use."""
+
+    def look(self, tenant: str, session_id: str) -> Data | None:
+        """A session as plain data, None when it is not known."""
+        ...
+
+    async def add(self, tenant: str, session_id: str, tokens: int, usd: float) -> Data | None:
+        """Let it use so much more; then as `look`. ValueError where it has no such limit."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Each is called on the event loop, but for `metrics`, which is called in a thread; all give plain data.
+
+    metrics: a state, and what the client accepts -> the page and its content type. overview: awaited, as it may work in
+    a thread. requests: the newest, by keywords (limit, and any of tenant, lane, reason, upstream, state). explain: by
+    request id or ticket, None when it is not known. log, set_log: settings of the log, and keywords of what to change.
+    config: every value in force, without secrets.
+    """
+
+    state: Callable[[], Data]
+    metrics: Callable[[Data, str], tuple[bytes, str]] | None = None
+    sessions: Sessions | None = None
+    overview: Callable[[], Awaitable[Data]] | None = None
+    history: Callable[[], Data] | None = None
+    requests: Callable[..., Sequence[Data]] | None = None
+    explain: Callable[[str], Data | None] | None = None
+    config: Callable[[], Data] | None = None
+    log: Callable[[], Data] | None = None
+    set_log: Callable[..., None] | None = None
