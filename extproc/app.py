@@ -36,11 +36,11 @@ from extproc.probes.canary import Canary, Target
 from extproc.probes.engines import Engines
 from extproc.reception import Reception, SessionRules
 from extproc.reloading import Reloading
-from extproc.settings import Settings
+from extproc.settings import Settings, SettingsError
 from extproc.shared import levels
 from extproc.telemetry.dossiers import Dossiers
 from extproc.telemetry.explain import explain
-from extproc.telemetry.log import JsonLines, log_event
+from extproc.telemetry.log import JsonLines, Logging, level_of
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.sampling import NONE, Sampling
 from extproc.telemetry.tally import Tally
@@ -60,10 +60,13 @@ LEAVE_S = 4.5
 
 def run(settings: Settings, path: Path | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then drain; follow the file at `path`, and read it again on SIGHUP. Blocks."""
+    try:
+        level_of(os.environ)
+    except ValueError as error:
+        raise SettingsError([str(error)]) from None
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("tidegate").setLevel(os.environ.get("TIDEGATE_LOG", "WARNING").upper())
     uvloop.run(_serve(settings, path))
 
 
@@ -74,6 +77,7 @@ async def _serve(settings: Settings, path: Path | None) -> None:
         asyncio.get_running_loop().add_signal_handler(name, stopping.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, service.reloading.ask)
     await service.start()
+    log.info("serves", extra={"event": service.about()})
     await stopping.wait()
     await service.drain()
     await service.stop()
@@ -90,6 +94,8 @@ class Service:
         self.tally = Tally()
         self.dossiers = Dossiers(settings.telemetry.requests, clock.time)
         self.sampled = Sampling(settings.telemetry.trace_sample) if _traces(settings) else NONE
+        level = level_of(os.environ)
+        self.logging = Logging(settings.telemetry.log, self.dossiers, override=level, trace=self.sampled)
         rank = settings.service.rank
         self.process = secrets.token_hex(6) if rank is None else f"{rank}-{secrets.token_hex(6)}"
         self.admission = admission = Admission(
@@ -177,7 +183,7 @@ class Service:
         """Tell every listener."""
         self.tally(event)
         self.dossiers(event)
-        log_event(event)
+        self.logging(event)
 
     def state(self) -> dict[str, Any]:
         """Everything an operator or a test may want to see, as plain data."""
@@ -194,14 +200,23 @@ class Service:
             "tally": self.tally.snapshot(),
         }
 
+    def about(self) -> dict[str, Any]:
+        """Where it serves, and by which config."""
+        service, gateway = self.settings.service, self.settings.gateway
+        config = self.reloading.told.state()["version"]
+        address = service.socket_path or service.address
+        return {"address": address, "console": service.console, "profile": gateway.profile, "config": config}
+
     def explain(self, name: str) -> dict[str, Any] | None:
         """All that is known of a request, by its id or ticket; None when nothing is, or nothing any more."""
         dossier = self.dossiers.of(name)
         if dossier is None:
             return None
-        request = dossier.request if dossier.state == "waiting" else None
-        standing = self.limiter.standing(request) if request else None
-        return explain(dossier, asdict(standing) if standing else None, self.clock.time())
+        request = dossier.request
+        waits = dossier.state == "waiting" and request is not None
+        standing = self.limiter.standing(request) if request and waits else None
+        trace = self.sampled(request) if request else ""
+        return explain(dossier, asdict(standing) if standing else None, self.clock.time(), trace)
 
     def _sources(self) -> Sources:
         """What the console shows and has done."""
@@ -220,6 +235,7 @@ class Service:
             settings.policy(), grace_s=settings.service.record_grace_s, calibrate=settings.tokens.calibrate
         )
         self.settings = settings
+        self.logging.follow(settings.telemetry.log)
         self.handler.follow(*self._desk())
         if self._canary is not None:
             self._canary.follow(self._targets())

@@ -52,7 +52,8 @@ class Wire(FakeExchange):
     """A client's connection, with Envoy and an upstream behind it. runs: the upstream works on it.
 
     slow: how long each write takes. lands_s: how long Envoy takes to end what it is told to end. tail: what its record
-    will say of a whole answer. silent: there is none, and Envoy's patience runs out.
+    will say of a whole answer. silent: there is none, and Envoy's patience runs out. served_by: who answers; the first
+    of the order where that is empty.
     """
 
     def __init__(self, desk: Desk, body: dict[str, Any], *, lasts_s: float = 1.0, slow: float = 0.0, **headers: str):
@@ -64,6 +65,7 @@ class Wire(FakeExchange):
         self.slow = slow
         self.lands_s = 0.002
         self.tail = WHOLE
+        self.served_by = ""
         self.runs = self.silent = False
         self.name = headers.get("idempotency_key") or json.dumps(body)
         self.task: asyncio.Task[None]
@@ -93,8 +95,8 @@ class Wire(FakeExchange):
 class Desk:
     """A handler and all that it needs, in virtual time. most: how many copies of a request ever ran at once."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
-        settings = parse(CONFIG, "test")
+    def __init__(self, loop: VirtualLoop, config: str = CONFIG) -> None:
+        settings = parse(config, "test")
         policy = settings.policy()
         self.loop = loop
         self.observer = Observer()
@@ -120,8 +122,9 @@ class Desk:
             rates=admission.rates,
         )
         breakers, timing = admission.breakers, Timing(10, 1e4, 60, 600)
-        outlook = Outlook(breakers.rest_s, breakers.earliest_probe, admission.limiter.predicted_s)
-        dispatch = Dispatch(policy, admission.capacity, loop, timing, wording, lambda _: True, outlook=outlook)
+        outlook = Outlook(breakers.rest_s, breakers.earliest_probe, admission.limiter.predicted_s, breakers.standing)
+        desk = policy, admission.capacity, loop, timing, wording, breakers.allows, breakers.fits
+        dispatch = Dispatch(*desk, outlook=outlook, slow=breakers.slow)
         self.handler = Handler(
             reception,
             admission.copies,
@@ -169,7 +172,7 @@ class Desk:
             known = {"request_id": wire.request_id, "flags": TIMEOUT, "details": ""}
             await self.admission.hear(Record(RecordKind.ATTEMPT, "", first, 0, **known, **more))
             how["details"] = "upstream_per_try_timeout"
-        await self.admission.hear(Record(RecordKind.FINAL, departure.ticket, first, **how, **more))
+        await self.admission.hear(Record(RecordKind.FINAL, departure.ticket, wire.served_by or first, **how, **more))
 
     async def settle_down(self) -> None:
         """Until everything has come to its end, however that is; then nothing may be left."""

@@ -101,9 +101,14 @@ class Dossier:
         return self.request.model if self.request else ""
 
     @property
+    def refused(self) -> events.Refused | None:
+        """Its refusal; None when it was not refused."""
+        return self.last(events.Refused)
+
+    @property
     def reason(self) -> str:
         """Why it was refused; empty when it was not."""
-        refused = self.last(events.Refused)
+        refused = self.refused
         return str(refused.reason) if refused else ""
 
     @property

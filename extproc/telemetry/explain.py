@@ -12,7 +12,6 @@ Deliberately not here: prompts, answers, keys. Nobody announces them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,12 +19,12 @@ from extproc.core import events
 from extproc.core.refusal import Reason
 from extproc.core.request import Endpoint, Request, Size, Usage
 from extproc.telemetry.dossiers import Dossier
+from extproc.telemetry.sampling import parent_of
 from extproc.telemetry.story import told
 from extproc.telemetry.words import key_words, keys_words, plain, seconds, why_not
 
-__all__ = ["explain", "summary", "told", "trace_id"]
+__all__ = ["explain", "summary", "told"]
 
-TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 EXACT = 1.25
 """A forecast that was off by less than this factor was right."""
 SHORT_S = 0.1
@@ -59,11 +58,14 @@ REASON_WORDS: Mapping[str, str] = {
 }
 
 
-def explain(dossier: Dossier, standing: Mapping[str, Any] | None = None, now: float | None = None) -> dict[str, Any]:
+def explain(
+    dossier: Dossier, standing: Mapping[str, Any] | None = None, now: float | None = None, trace: str = ""
+) -> dict[str, Any]:
     """Everything that is known of one request. See the head of this file.
 
     standing: how it stands in line now, if it does (Limiter.standing). now: on the clock of the dossier, for how long
-    it has been here; the last that was heard of it counts where that is not given.
+    it has been here; the last that was heard of it counts where that is not given. trace: the id of its trace, where
+    that is not its client's.
     """
     sections = {
         "caller": _caller(dossier),
@@ -78,7 +80,7 @@ def explain(dossier: Dossier, standing: Mapping[str, Any] | None = None, now: fl
         "notes": list(_notes(dossier)),
         "timeline": [{"at_s": at - dossier.began, "event": type(event).__name__} for at, event in dossier.events],
     }
-    known: dict[str, Any] = plain(_head(dossier, now) | {name: part for name, part in sections.items() if part})
+    known: dict[str, Any] = plain(_head(dossier, now, trace) | {name: part for name, part in sections.items() if part})
     return known
 
 
@@ -104,13 +106,7 @@ def summary(dossier: Dossier) -> dict[str, Any]:
     return line
 
 
-def trace_id(traceparent: str) -> str:
-    """The id of the trace that a `traceparent` header names; empty where it names none."""
-    found = TRACEPARENT.fullmatch(traceparent)
-    return "" if found is None or found[1] == "0" * 32 else found[1]
-
-
-def _head(dossier: Dossier, now: float | None) -> dict[str, Any]:
+def _head(dossier: Dossier, now: float | None, trace: str) -> dict[str, Any]:
     last = dossier.ended if dossier.ended is not None else dossier.heard if now is None else now
     head: dict[str, Any] = {
         "id": dossier.id,
@@ -121,8 +117,9 @@ def _head(dossier: Dossier, now: float | None) -> dict[str, Any]:
     }
     if dossier.reason:
         head["reason"] = dossier.reason
-    if trace := trace_id(dossier.trace):
-        head["trace_id"] = trace
+    parent = parent_of(dossier.trace)
+    if trace or parent:
+        head["trace_id"] = trace or (parent.trace if parent else "")
     if dossier.earlier:
         head["earlier_of_this_id"] = dossier.earlier
     if dossier.dropped:

@@ -1,16 +1,34 @@
-"""One JSON line for each event worth an operator's attention, on the standard logger. Never prompts, never keys."""
+"""One JSON line for each event worth an operator's attention, on the standard logger. Never prompts, never keys.
+
+A line of a decision tells of one request that was refused, or that waited for long, everything there is to explain it
+(see explain); it is written when the request's books are closed. Of these lines a share may be taken. How much is
+written can be changed at any time; the environment's TIDEGATE_LOG takes the place of the level in the config.
+
+Every line is ASCII, so that no name that a client made up can break it in two, and has `time` (epoch seconds), `level`
+and `message`; lines about a request its `request_id`, and `trace_id` where it has one.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-import time
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from typing import Any
+
+from pydantic import ValidationError
 
 from extproc.core import events
 from extproc.core.breaker import Sign
+from extproc.core.request import Request
+from extproc.settings.sections import LogSettings
+from extproc.telemetry.dossiers import Dossier, Dossiers
+from extproc.telemetry.explain import explain
+from extproc.telemetry.sampling import parent_of
+from extproc.telemetry.words import plain
 
-__all__ = ["JsonLines", "log_event"]
+__all__ = ["JsonLines", "LogSettings", "Logging", "level_of"]
 
 log = logging.getLogger("tidegate")
 
@@ -20,7 +38,6 @@ LEVELS = {
     events.BudgetUsed: logging.WARNING,
     events.AttemptFailed: logging.INFO,
     events.Overshot: logging.DEBUG,
-    events.Refused: logging.INFO,
     events.Probed: logging.INFO,
     events.LimitsMoved: logging.INFO,
     events.Observed: logging.INFO,
@@ -28,16 +45,107 @@ LEVELS = {
 }
 OURS = frozenset({Sign.TERMINAL, Sign.CREDENTIAL})
 """Signs of an upstream that is well: our credit and our key are an operator's business, now."""
+DECISION = logging.INFO
+"""Level of a decision's line."""
 
 
-def log_event(event: events.Event) -> None:
-    """Observer: write the event if its kind is worth a line."""
-    level = LEVELS.get(type(event))
-    if isinstance(event, events.BreakerMoved) and event.sign in OURS:
-        level = logging.ERROR
-    if level is not None and log.isEnabledFor(level):
-        words = {field.name: getattr(event, field.name) for field in fields(event)}
-        log.log(level, type(event).__name__, extra={"event": words})
+class Logging:
+    """Writes lines of events (as an Observer) and of decisions; one of it follows `dossiers`.
+
+    settings: what is in force. override: a level that comes before the config's, or empty (`level_of`). trace: the id
+    of the trace of a request, or empty. chance: in [0, 1), draws the share.
+    """
+
+    def __init__(
+        self,
+        settings: LogSettings,
+        dossiers: Dossiers,
+        *,
+        override: str = "",
+        trace: Callable[[Request], str] = lambda _: "",
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """Write what the settings say, from now on."""
+        self._dossiers = dossiers
+        self._override = override
+        self._trace = trace
+        self._chance = chance
+        self._file = settings
+        self.settings = settings
+        self._take(settings)
+        dossiers.ended.append(self.ended)
+
+    def set_log(
+        self, *, level: str | None = None, slow_s: float | None = None, sample: float | None = None
+    ) -> LogSettings:
+        """Write more or less from now on, until the config says something else; None leaves as it is. ValueError."""
+        asked = {"level": level, "slow_s": slow_s, "sample": sample}
+        changed = {name: value for name, value in asked.items() if value is not None}
+        self.settings = _checked(self.settings.model_dump() | changed, "log")
+        log.setLevel(self.settings.level.upper())
+        return self.settings
+
+    def follow(self, settings: LogSettings) -> None:
+        """Go by the config, where it says something else than before."""
+        if settings != self._file:
+            self._file = settings
+            self._take(settings)
+
+    def __call__(self, event: events.Event) -> None:
+        """Observer: write the event if its kind is worth a line."""
+        level = LEVELS.get(type(event))
+        if isinstance(event, events.BreakerMoved) and event.sign in OURS:
+            level = logging.ERROR
+        if level is not None and log.isEnabledFor(level):
+            log.log(level, type(event).__name__, extra={"event": self._about(event) | _words(event)})
+
+    def ended(self, dossier: Dossier) -> None:
+        """Write the line of a decision, if it is one that is asked about."""
+        if not log.isEnabledFor(DECISION):
+            return
+        end, waited_s = dossier.events[-1][1], 0.0
+        if not isinstance(end, events.Refused):
+            waited_s = getattr(end, "waited_s", 0.0)
+        refused = dossier.refused
+        if refused is None and waited_s < self.settings.slow_s:
+            return
+        if self._chance() < self.settings.sample:
+            about = self._named(dossier.id, dossier.request, dossier.trace)
+            decision = {"decision": explain(dossier, trace=about.get("trace_id", ""))}
+            log.log(DECISION, "refused" if refused else "slow", extra={"event": about | decision})
+
+    def _take(self, settings: LogSettings) -> None:
+        level = {"level": self._override} if self._override else {}
+        self.settings = settings.model_copy(update=level)
+        log.setLevel(self.settings.level.upper())
+
+    def _about(self, event: Any) -> dict[str, Any]:
+        """Which request an event is about."""
+        request = getattr(event, "request", None)
+        if request is None and (ticket := getattr(event, "ticket", "")):
+            dossier = self._dossiers.of(ticket)
+            request = None if dossier is None else dossier.request
+        if request is None:
+            return {}
+        return self._named(request.id, request, request.trace) | {
+            "ticket": request.ticket,
+            "tenant": request.tenant,
+            "lane": request.lane,
+            "model": request.model,
+        }
+
+    def _named(self, name: str, request: Request | None, traceparent: str) -> dict[str, Any]:
+        parent = parent_of(traceparent)
+        trace = (request and self._trace(request)) or (parent.trace if parent else "")
+        return {"request_id": name} | ({"trace_id": trace} if trace else {})
+
+
+def level_of(environment: Mapping[str, str]) -> str:
+    """The level that TIDEGATE_LOG asks for; empty where it asks for none. ValueError when there is no such level."""
+    level = environment.get("TIDEGATE_LOG", "").lower()
+    if level:
+        _checked({"level": level}, "TIDEGATE_LOG")
+    return level
 
 
 class JsonLines(logging.Formatter):
@@ -45,8 +153,21 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line for one record."""
-        line = {"time": round(time.time(), 3), "level": record.levelname.lower(), "message": record.getMessage()}
-        line |= getattr(record, "event", {})
+        line = {"time": round(record.created, 3), "level": record.levelname.lower(), "message": record.getMessage()}
+        line = plain(getattr(record, "event", {})) | line
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return json.dumps(line, default=str)
+
+
+def _words(event: events.Event) -> dict[str, Any]:
+    return {field.name: getattr(event, field.name) for field in fields(event) if field.name != "request"}
+
+
+def _checked(values: dict[str, Any], where: str) -> LogSettings:
+    try:
+        return LogSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = where if where.isupper() else ".".join(map(str, (where, *first["loc"])))
+        raise ValueError(f"{place}: {first['msg']}") from None
