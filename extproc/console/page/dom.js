@@ -29,13 +29,15 @@ export function attr(node, name, value) {
 export function name(node, words) {
   const shown = visible(words);
   text(node, shown);
-  attr(node, "title", shown.slice(0, 400));
+  attr(node, "title", shown);
 }
 
-/** Control and direction characters become readable: a name cannot rearrange what stands around it. */
-export function visible(words) {
+/** Control and direction characters become readable, and the endless ends: no name rearranges what is around it. */
+export function visible(words, most = 300) {
   const odd = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
-  return String(words).replace(odd, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
+  const whole = String(words);
+  const shown = whole.length > most ? `${whole.slice(0, most)}…` : whole;
+  return shown.replace(odd, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
 }
 
 /**

@@ -15,7 +15,7 @@ export function steps(found) {
     part(found.checks, checks), part(found.queue, queue), part(found.choice, choice), ...(found.attempts ?? []).map(attempt),
     part(found.refusal, refusal), part(found.settlement, settlement), part(found.notes, notes),
   ];
-  const data = el("details", {}, el("summary", {}, "As data"), el("pre", { className: "code" }, JSON.stringify(found, null, 1).split("\n").map(visible).join("\n")));
+  const data = el("details", {}, el("summary", {}, "As data"), el("pre", { className: "code" }, JSON.stringify(found, null, 1).split("\n").map((line) => visible(line, 1000)).join("\n")));
   return [head(found), el("ol", { className: "story" }, ...list.filter(Boolean)), data];
 }
 
@@ -68,7 +68,7 @@ function choice(found) {
 }
 
 function attempt(found) {
-  const went = found.ok ? "answered" : "did not";
+  const went = found.ok ? "answered" : found.cause === "its client left" ? "was cut short" : "failed";
   const words = [
     found.status ? `status ${found.status}` : "no status", found.error && visible(found.error), found.cause && visible(found.cause),
     found.seconds && `after ${span(found.seconds)}`, found.first_token_s && `first token after ${span(found.first_token_s)}`,
