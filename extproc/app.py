@@ -28,10 +28,11 @@ from extproc.console.sources import Sources
 from extproc.core.events import Event
 from extproc.core.identity import Directory
 from extproc.core.orders import cutter
+from extproc.core.policy import Lane
 from extproc.dispatch import Dispatch, Outlook, Timing
 from extproc.examination import Examination
 from extproc.handler import Handler
-from extproc.ports import Exchange, Record
+from extproc.ports import Exchange, Observer, Record
 from extproc.probes.canary import Canary, Target
 from extproc.probes.engines import Engines
 from extproc.reception import Reception, SessionRules
@@ -41,7 +42,7 @@ from extproc.shared import levels
 from extproc.telemetry.dossiers import Dossiers
 from extproc.telemetry.explain import explain
 from extproc.telemetry.log import JsonLines, Logging, level_of
-from extproc.telemetry.metrics import Metrics
+from extproc.telemetry.meter import Meter
 from extproc.telemetry.sampling import NONE, Sampling
 from extproc.telemetry.tally import Tally
 from extproc.watchdog import Watchdog
@@ -71,7 +72,7 @@ def run(settings: Settings, path: Path | None = None) -> None:
 
 
 async def _serve(settings: Settings, path: Path | None) -> None:
-    service = Service(settings, path)
+    service = Service(settings, path, telemetry=os.environ.get("TIDEGATE_TELEMETRY") != "off")
     stopping = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stopping.set)
@@ -86,8 +87,12 @@ async def _serve(settings: Settings, path: Path | None) -> None:
 class Service:
     """One process's Tidegate, wired together from settings. Must be made inside a running event loop."""
 
-    def __init__(self, settings: Settings, path: Path | None = None) -> None:
-        """Build everything; nothing is served before `start`. path: the file that the settings are from."""
+    def __init__(self, settings: Settings, path: Path | None = None, *, telemetry: bool = True) -> None:
+        """Build everything; nothing is served before `start`. path: the file that the settings are from.
+
+        telemetry: whether requests are measured, remembered and logged at all; without it only counts are kept, so that
+        what it costs can be measured. OtlpError where the collector's headers cannot be read.
+        """
         self.settings = settings
         self.policy = policy = settings.policy()
         self.clock = clock = asyncio.get_running_loop()
@@ -98,6 +103,9 @@ class Service:
         self.logging = Logging(settings.telemetry.log, self.dossiers, override=level, trace=self.sampled)
         rank = settings.service.rank
         self.process = secrets.token_hex(6) if rank is None else f"{rank}-{secrets.token_hex(6)}"
+        self.meter = Meter(settings, clock.time, self.process, self.sampled)
+        listeners: tuple[Observer, ...] = (self.dossiers, self.meter, self.logging) if telemetry else ()
+        self._listeners: tuple[Observer, ...] = (self.tally, *listeners)
         self.admission = admission = Admission(
             policy,
             clock,
@@ -147,7 +155,8 @@ class Service:
             self.admission.rates,
         )
         duties = (self.limiter.run(), self._sweep(), self._canary.run(), self._watchdog.beat(), self._ramp())
-        self._tasks = [_duty(work) for work in (*duties, self.reloading.run())]
+        self._tasks = [_duty(work) for work in (*duties, self.reloading.run(), self.meter.watch())]
+        self.meter.start(self.state)
         self._engines = self._watch_engines()
 
     async def drain(self) -> None:
@@ -175,15 +184,15 @@ class Service:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._watchdog.stop()
         self._save_levels()
+        await self.meter.stop()
         if self._console is not None:
             await self._console.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def observe(self, event: Event) -> None:
         """Tell every listener."""
-        self.tally(event)
-        self.dossiers(event)
-        self.logging(event)
+        for hear in self._listeners:
+            hear(event)
 
     def state(self) -> dict[str, Any]:
         """Everything an operator or a test may want to see, as plain data."""
@@ -198,6 +207,8 @@ class Service:
             "config": self.reloading.told.state(),
             "callers": self.admission.allowances.state(),
             "tally": self.tally.snapshot(),
+            "lanes": {name: _bounds(rule) for name, rule in self.lanes.rules.items()},
+            **self.meter.state(),
         }
 
     def about(self) -> dict[str, Any]:
@@ -220,10 +231,9 @@ class Service:
 
     def _sources(self) -> Sources:
         """What the console shows and has done."""
-        metrics = Metrics()
         return Sources(
             state=self.state,
-            metrics=lambda state, _: (metrics.page(state), "text/plain; version=0.0.4; charset=utf-8"),
+            metrics=self.meter.page,
             sessions=self.admission.allowances,
             explain=self.explain,
         )
@@ -236,6 +246,7 @@ class Service:
         )
         self.settings = settings
         self.logging.follow(settings.telemetry.log)
+        self.meter.follow(settings)
         self.handler.follow(*self._desk())
         if self._canary is not None:
             self._canary.follow(self._targets())
@@ -346,6 +357,10 @@ def _server(
 def _traces(settings: Settings) -> bool:
     """Whether anybody takes traces."""
     return settings.telemetry.otlp is not None and settings.telemetry.otlp.traces
+
+
+def _bounds(lane: Lane) -> dict[str, float]:
+    return {"max_requests": lane.max_requests, "max_tokens": lane.max_tokens, "max_bytes": lane.max_bytes}
 
 
 def _known_levels(settings: Settings) -> Mapping[str, tuple[float, float]]:

@@ -53,12 +53,13 @@ def up(config: Config = None, *, workdir: Annotated[Path, typer.Option(help="Whe
 def serve(config: Config = None) -> None:
     """Run only Tidegate's own process, for an Envoy that is already there."""
     from extproc.app import run  # noqa: PLC0415
+    from extproc.telemetry.otlp import OtlpError  # noqa: PLC0415
     from extproc.wire.sockets import SocketError  # noqa: PLC0415
     from extproc.wire.tls import CertificateError  # noqa: PLC0415
 
     try:
         run(_settings(config), _place(config))
-    except (SocketError, CertificateError) as error:
+    except (SocketError, CertificateError, OtlpError) as error:
         typer.echo(error, err=True)
         raise typer.Exit(2) from None
 

@@ -48,6 +48,7 @@ def _counter(counter: Counter, now: float) -> dict[str, Any]:
         case Watermark(booked=booked, held=held):
             told = {"used": booked, "requests": held, "fill": round(counter.fill(now), 4), "cache": counter.cache}
             told |= {"saturation": _rounded(counter.saturation(now)), "instances": counter.instances}
+            told["stale_s"] = _finite(round(now - counter.asked, 3))
             told["unseen"] = counter.since  # tokens let go that the last reading may not show
         case Budget(limit=limit):
             spent = round(counter.used_at(now), 6)

@@ -1,156 +1,194 @@
-"""The numbers of the state page for a Prometheus: what is kept as a count or a level anyway, read when it is asked for.
+"""The metrics of one service: as pages for a Prometheus, and as data of OpenTelemetry's SDK for a collector.
 
-Nothing is counted for this, so no request costs more for it. Everything is read from one state, so that the numbers of
-one page belong together. Names end in their unit; what only grows ends in `_total`. Counters of sessions are left out,
-and of tenants that nobody listed most: there may be any number.
+Both are made of the same numbers, read when they are asked for (see readings), by the table of the catalog; so they say
+the same in the names of each. Nothing is remembered between two pages: names of tenants and versions come and go, and
+are gone from a page as they are from what it is made of. The SDK's instruments are not used, see measures for why; its
+data and its exporter are.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+from opentelemetry.sdk.metrics import Exemplar as SdkExemplar
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.metrics.export import Metric as SdkMetric
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-__all__ = ["Metrics"]
+from extproc.telemetry.catalog import METRICS, Kind, Metric
+from extproc.telemetry.distribution import Example, Shown
+from extproc.telemetry.measures import Measures
+from extproc.telemetry.process import Process
+from extproc.telemetry.readings import READINGS, VERSION, Labels, Sources
 
-MOST_COUNTERS = 1000
-"""More are on the state page alone."""
+__all__ = ["OPEN_TYPE", "TEXT_TYPE", "Metrics", "wants_open"]
 
-State = Mapping[str, Any]
-Told = Iterator[tuple[float, dict[str, str]]]
-"""Numbers and their labels."""
+TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+Points = dict[Labels, float | Shown]
+
+
+def wants_open(accept: str) -> bool:
+    """Whether somebody who accepts this is to be told in the format of OpenMetrics, which has exemplars."""
+    return any(one.partition(";")[0].strip() == "application/openmetrics-text" for one in accept.lower().split(","))
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What there is to tell of one metric."""
+
+    metric: Metric
+    points: Points
 
 
 class Metrics:
-    """Pages of metrics of one service. It remembers none of them: names of tenants and versions come and go."""
+    """Metrics of one service. May be asked in any thread, with a state that nobody changes any more."""
 
-    def page(self, state: State) -> bytes:
-        """The state of a service (its state page, as plain data) in the text format of Prometheus."""
+    def __init__(self, measures: Measures | None = None, process: Process | None = None, instance: str = "") -> None:
+        """measures, process: who measures, None where nobody does. instance: tells this process from others."""
+        self._measures, self._process = measures, process
+        self._instance = instance
+        self._since = time.time_ns()
+
+    def page(self, state: Mapping[str, Any], accept: str = "") -> tuple[bytes, str]:
+        """The state of a service (its state page, as plain data) as Prometheus reads it, and the type of that.
+
+        accept: the header of that name of who asks.
+        """
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Page([_family(*one, CounterMetricFamily, state) for one in GROWING]))
-        registry.register(_Page([_family(*one, GaugeMetricFamily, state) for one in LEVELS]))
-        return generate_latest(registry)
+        registry.register(_Page([_family(read) for read in self.read(state)]))
+        write: Callable[[CollectorRegistry], bytes] = (
+            openmetrics.generate_latest if wants_open(accept) else generate_latest
+        )
+        return write(registry), OPEN_TYPE if wants_open(accept) else TEXT_TYPE
+
+    def data(self, state: Mapping[str, Any]) -> MetricsData:
+        """The same for OpenTelemetry."""
+        now = time.time_ns()
+        scope = InstrumentationScope("tidegate", VERSION)
+        told = [_sdk(read, self._since, now) for read in self.read(state)]
+        about = {"service.name": "tidegate", "service.version": VERSION, "service.instance.id": self._instance}
+        resource = Resource.create(about)
+        return MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, told, "")], "")])
+
+    def read(self, state: Mapping[str, Any]) -> Iterator[Read]:
+        """All metrics of which there is something to tell."""
+        sources = Sources(state, self._measures, self._process)
+        for metric in METRICS:
+            if points := _points(READINGS[metric.otel](sources)):
+                yield Read(metric, points)
+
+
+def _points(told: Iterable[tuple[Labels, float | Shown]]) -> Points:
+    """What was told by its labels, each once: somebody may be called as the rest of them is."""
+    points: Points = {}
+    for labels, value in told:
+        known = points.get(spelled := tuple(map(_spelled, labels)))
+        if isinstance(known, float | int) and isinstance(value, float | int):
+            points[spelled] = known + value
+        else:
+            points[spelled] = value
+    return points
+
+
+def _spelled(word: Any) -> Any:
+    """A label that can be sent: what is no text in UTF-8, as half of a surrogate pair, is told as a question mark."""
+    return str(word).encode("utf-8", "replace").decode("utf-8") if isinstance(word, str) else word
 
 
 class _Page(Collector):
     """Families of metrics that are known already."""
 
-    def __init__(self, families: Iterable[Metric | None]) -> None:
-        """None is one of which there is nothing to tell."""
-        self._families = [family for family in families if family is not None]
+    def __init__(self, families: Iterable[Family]) -> None:
+        """Keep them."""
+        self._families = families
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[Family]:
         """As the registry asks."""
         return self._families
 
 
-def _family(
-    name: str,
-    unit: str,
-    what: str,
-    read: Callable[[State], Told],
-    kind: type[CounterMetricFamily | GaugeMetricFamily],
-    state: State,
-) -> Metric | None:
-    told = list(read(state))
-    if not told:
-        return None
-    family = kind(f"{name}_{unit}" if unit else name, what, labels=list(told[0][1]))
-    for number, labels in told:
-        family.add_metric(list(labels.values()), number)
-    return family
+def _family(read: Read) -> Family:
+    metric = read.metric
+    labels = metric.prometheus_labels
+    if metric.kind is Kind.HISTOGRAM:
+        family = HistogramMetricFamily(metric.family, metric.help, labels=labels, unit=metric.suffix)
+        for words, shown in read.points.items():
+            assert isinstance(shown, Shown)  # noqa: S101 - as the catalog says
+            family.add_metric(_texts(words), list(_buckets(shown)), shown.sum)
+        return family
+    kind: Callable[..., CounterMetricFamily | GaugeMetricFamily]
+    kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    told = kind(metric.family, metric.help, labels=labels, unit=metric.suffix)
+    for words, number in read.points.items():
+        assert not isinstance(number, Shown)  # noqa: S101 - same
+        told.add_metric(_texts(words), number)
+    return told
 
 
-def _tallied(name: str, label: str) -> Callable[[State], Told]:
-    """A count of the tally by name."""
-    return lambda state: ((number, {label: str(word)}) for word, number in state["tally"][name].items())
+def _texts(words: Labels) -> list[str]:
+    return ["" if word is None else str(word) for word in words]
 
 
-def _total(name: str) -> Callable[[State], Told]:
-    return lambda state: iter([(state["tally"][name], {})])
+def _buckets(shown: Shown) -> Iterator[tuple[str, float] | tuple[str, float, Exemplar]]:
+    ends = [*map(floatToGoString, shown.bounds), "+Inf"]
+    for end, count, example in zip(ends, accumulate(shown.counts), shown.examples, strict=True):
+        if example is None:
+            yield end, count
+        else:
+            yield end, count, Exemplar({"trace_id": example.trace}, example.value, example.at)
 
 
-def _plain(name: str) -> Callable[[State], Told]:
-    return lambda state: iter([(float(state[name]), {})])
+def _sdk(read: Read, since: int, now: int) -> SdkMetric:
+    metric = read.metric
+    points = ((_attributes(metric, words), value) for words, value in read.points.items())
+    data: Sum | Gauge | Histogram
+    if metric.kind is Kind.HISTOGRAM:
+        spread = [_distribution(about, one, since, now) for about, one in points if isinstance(one, Shown)]
+        data = Histogram(spread, AggregationTemporality.CUMULATIVE)
+    elif metric.kind is Kind.COUNTER:
+        counts = [NumberDataPoint(about, since, now, one) for about, one in points if not isinstance(one, Shown)]
+        data = Sum(counts, AggregationTemporality.CUMULATIVE, is_monotonic=True)
+    else:
+        levels = [NumberDataPoint(about, since, now, float(one)) for about, one in points if not isinstance(one, Shown)]
+        data = Gauge(levels)
+    return SdkMetric(metric.otel, metric.help, metric.unit, data)
 
 
-def _waiting(unit: str) -> Callable[[State], Told]:
-    return lambda state: ((backlog[unit], {"lane": lane}) for lane, backlog in state["waiting"].items())
+def _attributes(metric: Metric, words: Labels) -> dict[str, Any]:
+    return {label: word for label, word in zip(metric.labels, words, strict=True) if word not in (None, "")}
 
 
-def _counted(field: str, beside: str) -> Callable[[State], Told]:
-    """A number of all counters that have it, and another that tells their kind."""
-
-    def read(state: State) -> Told:
-        for key, counter in list(state["counters"].items())[:MOST_COUNTERS]:
-            if beside in counter and counter.get(field) is not None:
-                yield counter[field], {"counter": key}
-
-    return read
+def _distribution(about: dict[str, Any], shown: Shown, since: int, now: int) -> HistogramDataPoint:
+    examples = [_exemplar(one) for one in shown.examples if one is not None]
+    nobody_keeps: Any = None  # the least and the largest are optional where they are sent
+    return HistogramDataPoint(
+        about, since, now, shown.count, shown.sum, shown.counts, shown.bounds, nobody_keeps, nobody_keeps, examples
+    )  # fmt: skip
 
 
-def _version(state: State) -> Told:
-    yield 1, {"version": state["config"]["version"]}
-
-
-def _reloads(state: State) -> Told:
-    for result, number in state["config"]["reloads"].items():
-        yield number, {"result": result}
-
-
-def _reloaded(state: State) -> Told:
-    if (at := state["config"]["reloaded_at"]) is not None:
-        yield at, {}
-
-
-def _kept_back(state: State) -> Told:
-    yield len(state["config"]["waiting"]), {}
-
-
-def _breakers(state: State) -> Told:
-    for upstream, breaker in state["breakers"].items():
-        yield float(breaker["state"] != "closed"), {"upstream": upstream, "state": str(breaker["state"])}
-
-
-Instrument = tuple[str, str, str, Callable[[State], Told]]
-"""Name without its unit, unit, what it is, and where it is read."""
-GROWING: tuple[Instrument, ...] = (
-    ("tidegate_config_reloads", "", "Reloads of the config by what became of them.", _reloads),
-    ("tidegate_admitted", "", "Requests that were let go, by lane.", _tallied("admitted", "lane")),
-    ("tidegate_queued", "", "Requests that had to wait, by lane.", _tallied("queued", "lane")),
-    ("tidegate_refused", "", "Requests that were refused, by reason.", _tallied("refused", "reason")),
-    ("tidegate_observed", "", "Requests that would not have gone at once, by reason.", _tallied("observed", "reason")),
-    ("tidegate_shadowed", "", "Requests that a limit in shadow mode would have held.", _tallied("shadowed", "limit")),
-    ("tidegate_served", "", "Answers, by upstream.", _tallied("served", "upstream")),
-    ("tidegate_failed", "", "Requests that no upstream answered, by reason.", _tallied("failed", "reason")),
-    ("tidegate_failed_attempts", "", "Attempts that failed, by upstream.", _tallied("failed_attempts", "upstream")),
-    ("tidegate_paced", "", "Attempts that were refused for their speed (429).", _tallied("paced", "upstream")),
-    ("tidegate_tokens", "", "Tokens that upstreams reported as used.", _tallied("tokens", "upstream")),
-    ("tidegate_overshot_tokens", "", "Tokens taken above a limit, by counter.", _tallied("overshot", "counter")),
-    ("tidegate_spent_usd", "", "Dollars for answers, by upstream.", _tallied("spent_usd", "upstream")),
-    ("tidegate_settled", "", "Requests whose outcome is known.", _total("settled")),
-    ("tidegate_client_gone", "", "Requests whose client left before the end.", _total("client_gone")),
-    ("tidegate_waited", "seconds", "Seconds that requests which were let go had waited.", _total("waited_s")),
-)
-LEVELS: tuple[Instrument, ...] = (
-    ("tidegate_config_info", "", "The config in force, by a short hash of its values.", _version),
-    ("tidegate_config_last_reload_timestamp", "seconds", "When a reload ended last, in epoch seconds.", _reloaded),
-    ("tidegate_config_waiting", "", "Changes that hold only after a restart or a rendering.", _kept_back),
-    ("tidegate_queue_requests", "", "Requests in line, by lane.", _waiting("requests")),
-    ("tidegate_queue_tokens", "", "Tokens of the requests in line, by lane.", _waiting("tokens")),
-    ("tidegate_queue", "bytes", "Bytes of the bodies in line, by lane.", _waiting("bytes")),
-    ("tidegate_in_flight", "", "Requests whose stream is open, those in line included.", _plain("flying")),
-    ("tidegate_unsettled", "", "Requests whose outcome is not known yet.", _plain("unsettled")),
-    ("tidegate_draining", "", "1 while nobody is let in any more.", _plain("draining")),
-    ("tidegate_bucket_level", "", "What is in a bucket; below 0 is debt.", _counted("level", "level")),
-    ("tidegate_bucket_capacity", "", "What a bucket holds.", _counted("capacity", "level")),
-    ("tidegate_slots_used", "", "Places that are taken.", _counted("used", "limit")),
-    ("tidegate_slots_limit", "", "Places that there are.", _counted("limit", "limit")),
-    ("tidegate_cache_fill", "", "Used share of the fullest KV cache of an engine.", _counted("fill", "fill")),
-    ("tidegate_budget_spent", "", "What was used of a budget in this period.", _counted("spent", "budget")),
-    ("tidegate_budget_limit", "", "What may be used in a period.", _counted("budget", "budget")),
-    ("tidegate_breaker_open", "", "1 where users are kept away, by upstream and state.", _breakers),
-)
+def _exemplar(example: Example) -> SdkExemplar:
+    """Of a trace as a whole: the encoder leaves the trace out where no span is named, and 0 is none."""
+    return SdkExemplar({}, example.value, round(example.at * 1e9), span_id=0, trace_id=int(example.trace, 16))

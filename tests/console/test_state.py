@@ -33,10 +33,11 @@ def test_gates() -> None:
     gate = Watermark(KvRules(high=0.8, low=0.6, tokens=1000))
     gate.take(100, 0.0)
     blind = {"used": 100, "requests": 1, "fill": 0.1, "cache": 1000, "saturation": None, "instances": 1}
-    blind["unseen"] = 100
+    blind |= {"unseen": 100, "stale_s": None}
     assert told(gate) == blind
-    gate.observe(Reading(0.4, instances=2), 1.0)
-    assert told(gate, 1.0) == blind | {"fill": 0.4, "saturation": 0.5, "instances": 2, "unseen": 0}
+    gate.observe(Reading(0.4, instances=2, age_s=0.25), 1.0)
+    seen = {"fill": 0.4, "saturation": 0.5, "instances": 2, "unseen": 0, "stale_s": 0.25}
+    assert told(gate, 1.0) == blind | seen
 
 
 def test_budgets() -> None:
