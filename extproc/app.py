@@ -40,7 +40,7 @@ from extproc.reloading import Reloading
 from extproc.settings import Settings, SettingsError
 from extproc.shared import levels
 from extproc.telemetry.dossiers import Dossiers
-from extproc.telemetry.explain import explain
+from extproc.telemetry.explain import explain, summary
 from extproc.telemetry.log import JsonLines, Logging, level_of
 from extproc.telemetry.meter import Meter
 from extproc.telemetry.sampling import NONE, Sampling
@@ -236,6 +236,9 @@ class Service:
             metrics=self.meter.page,
             sessions=self.admission.allowances,
             explain=self.explain,
+            requests=lambda **wanted: [summary(one) for one in self.dossiers.newest(**wanted)],
+            log=self.logging.state,
+            set_log=self.logging.set_log,
         )
 
     async def _follow(self, settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -589,6 +590,29 @@ def session(
         typer.echo(error, err=True)
         raise typer.Exit(1) from None
     typer.echo(sessions.told(known))
+
+
+@app.command("explain")
+def explain_request(
+    request_id: Annotated[str, typer.Argument(metavar="ID", help="Its x-request-id, or the ticket that it got here.")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all that is known as JSON.")] = False,
+    token_file: Annotated[
+        str | None,
+        typer.Option(help="Needed where the console is not on loopback; else TIDEGATE_TOKEN, or that of the config."),
+    ] = None,
+    config: Config = None,
+) -> None:
+    """Tell what happened to a request: what it waited for, why it went where it went, or was refused."""
+    from extproc.console.asking import ConsoleError, access, ask, quoted  # noqa: PLC0415
+    from extproc.telemetry.story import told  # noqa: PLC0415
+
+    try:
+        known = ask(access(_settings(config), token_file=token_file), "GET", f"/api/v1/requests/{quoted(request_id)}")
+    except ConsoleError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(1) from None
+    typer.echo(json.dumps(known, indent=2) if as_json else told(known), nl=as_json)
 
 
 def _fakes(settings: Settings) -> dict[str, list[str]]:

@@ -75,15 +75,16 @@ class Logging:
         self._take(settings)
         dossiers.ended.append(self.ended)
 
-    def set_log(
-        self, *, level: str | None = None, slow_s: float | None = None, sample: float | None = None
-    ) -> LogSettings:
+    def state(self) -> dict[str, Any]:
+        """What is in force, as plain data."""
+        return self.settings.model_dump()
+
+    def set_log(self, *, level: str | None = None, slow_s: float | None = None, sample: float | None = None) -> None:
         """Write more or less from now on, until the config says something else; None leaves as it is. ValueError."""
         asked = {"level": level, "slow_s": slow_s, "sample": sample}
         changed = {name: value for name, value in asked.items() if value is not None}
         self.settings = _checked(self.settings.model_dump() | changed, "log")
         log.setLevel(self.settings.level.upper())
-        return self.settings
 
     def follow(self, settings: LogSettings) -> None:
         """Go by the config, where it says something else than before."""

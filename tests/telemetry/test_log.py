@@ -139,11 +139,13 @@ def test_one_that_was_refused_though_it_had_gone_is_told_as_refused(log: Log) ->
 
 
 def test_how_much_is_written_can_be_changed_while_it_runs(log: Log) -> None:
-    """Level, bound and share, each by itself; what is given back is what is in force."""
+    """Level, bound and share, each by itself."""
     logs = log.opens()
     log.tell(refused(made(1)))
     assert log.lines == []
-    assert logs.set_log(level="info") == logs.settings == LogSettings(level="info")
+    logs.set_log(level="info")
+    assert logs.settings == LogSettings(level="info")
+    assert logs.state() == {"level": "info", "slow_s": 10.0, "sample": 1.0}
     log.tell(refused(made(2)))
     logs.set_log(sample=0.0)
     log.tell(refused(made(3)))
