@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help up test test-classic check format bench bench-dispatch soak schedules protos dropin k8s clean
+.PHONY: help up test test-classic check format bench bench-dispatch soak schedules protos dropin k8s uplot clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -62,6 +62,10 @@ dropin: $(STAMP) ## write envoy/dropin.yaml from the default settings
 k8s: $(STAMP) ## write k8s/ from the default settings
 	rm -rf k8s
 	env -i $(BIN)/tidegate k8s --config extproc/default.yaml --write k8s
+
+uplot: ## fetch the live page's chart library again, in the version that its README names
+	cd extproc/console/page/vendor/uplot && npm pack --silent "uplot@$$(sed -n 's/^uPlot \([0-9.]*\),.*/\1/p' README.md)" | xargs tar xzf
+	cd extproc/console/page/vendor/uplot && mv package/dist/uPlot.esm.js package/dist/uPlot.min.css package/LICENSE . && rm -r package uplot-*.tgz
 
 clean: ## remove everything that was installed or generated here
 	rm -rf $(VENV) run .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info .coverage

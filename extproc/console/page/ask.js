@@ -33,7 +33,7 @@ export function duration(chosen = "900") {
   return labelled("For", el("select", { name: "for_s" }, ...options));
 }
 
-export const reason = () => labelled("Why, for the audit log", el("input", { name: "reason", maxLength: 200, autocomplete: "off" }));
+export const reason = () => labelled("Why, for the audit log", el("input", { name: "reason", maxLength: 500, autocomplete: "off" }));
 
 export function number(name, words, set = {}) {
   return labelled(words, el("input", { name, type: "number", step: "any", inputMode: "decimal", autocomplete: "off", ...set }));

@@ -51,7 +51,7 @@ async function search() {
   try {
     const found = await get(`requests?${wanted}`);
     if (asked !== chosen) return;
-    const list = Array.isArray(found) ? found : found.requests ?? [];
+    const list = found.requests ?? [];
     fill(list, Date.now() / 1000);
     text(byId("filter-said"), list.length < MOST ? `${plural(list.length, "decision")} in memory` : `the newest ${MOST}`);
     timer = setTimeout(search, AGAIN_MS);

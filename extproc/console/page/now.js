@@ -59,7 +59,7 @@ function bindings(view) {
   text(byId("no-bindings"), sum(view.lanes, "requests") ? "Who waits goes within a moment: no limit binds." : "Nobody waits.");
   each(byId("bindings"), found, (item) => `${item.lane} ${item.key}`, () => el("li", {},
     el("span", { className: "lane-name" }), el("p", { className: "what" }),
-    el("p", { className: "figures" }), el("p", { className: "help" })), (node, item) => {
+    el("p", { className: "more" }), el("p", { className: "help" })), (node, item) => {
     const [lane, what, figures, help] = node.children;
     name(lane, item.lane);
     text(what, visible(item.text));
