@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from importlib import metadata
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,14 @@ from extproc.settings import Settings, SettingsError
 from extproc.shared import levels
 from extproc.telemetry.dossiers import Dossiers
 from extproc.telemetry.explain import explain, summary
+from extproc.telemetry.history import STEP_S, History
 from extproc.telemetry.log import JsonLines, Logging, level_of
 from extproc.telemetry.meter import Meter
+from extproc.telemetry.overview import MOST_RECENT, Seen, Seldom, overview
+from extproc.telemetry.recent import rows
 from extproc.telemetry.sampling import NONE, Sampling
 from extproc.telemetry.tally import Tally
+from extproc.waiting import standing
 from extproc.watchdog import Watchdog
 from extproc.wire.classic import Silence
 from extproc.wire.server import Server
@@ -55,6 +60,7 @@ __all__ = ["Service", "run"]
 
 log = logging.getLogger("tidegate")
 
+VERSION = metadata.version("tidegate")
 LEAVE_S = 4.5
 """After so long Envoy asks nobody who says that it leaves: two checks, a second apart, may take two seconds each."""
 
@@ -96,15 +102,16 @@ class Service:
         self.settings = settings
         self.policy = policy = settings.policy()
         self.clock = clock = asyncio.get_running_loop()
-        self.tally = Tally()
         self.dossiers = Dossiers(settings.telemetry.requests, clock.time)
         self.sampled = Sampling(settings.telemetry.trace_sample) if _traces(settings) else NONE
         level = level_of(os.environ)
         self.logging = Logging(settings.telemetry.log, self.dossiers, override=level, trace=self.sampled)
+        self.tally, self.history = Tally(), History()
+        self._seldom = Seldom(self._overview, clock.time)
         rank = settings.service.rank
         self.process = secrets.token_hex(6) if rank is None else f"{rank}-{secrets.token_hex(6)}"
         self.meter = Meter(settings, clock.time, self.process, self.sampled)
-        listeners: tuple[Observer, ...] = (self.dossiers, self.meter, self.logging) if telemetry else ()
+        listeners: tuple[Observer, ...] = (self.dossiers, self.meter, self.logging, self.history) if telemetry else ()
         self._listeners: tuple[Observer, ...] = (self.tally, *listeners)
         self.admission = admission = Admission(
             policy,
@@ -155,7 +162,8 @@ class Service:
             self.admission.rates,
         )
         duties = (self.limiter.run(), self._sweep(), self._canary.run(), self._watchdog.beat(), self._ramp())
-        self._tasks = [_duty(work) for work in (*duties, self.reloading.run(), self.meter.watch())]
+        watching = (self.reloading.run(), self.meter.watch(), self._remember())
+        self._tasks = [_duty(work) for work in (*duties, *watching)]
         self.meter.start(self.state)
         self._engines = self._watch_engines()
 
@@ -239,7 +247,29 @@ class Service:
             requests=lambda **wanted: [summary(one) for one in self.dossiers.newest(**wanted)],
             log=self.logging.state,
             set_log=self.logging.set_log,
+            overview=self.overview,
+            history=self.history.told,
         )
+
+    async def overview(self) -> dict[str, Any]:
+        """What page, terminal and bundle show; made when somebody asks, at most about once a second."""
+        return self._seldom()
+
+    def _overview(self) -> dict[str, Any]:
+        now = self.clock.time()
+        rests = {name: breaker.rests_until for name, breaker in self.breakers.by_name.items()}
+        in_line = standing(self.limiter, self.capacity.levels(), now, rests)
+        at, newest = time.time(), rows(self.dossiers.newest(MOST_RECENT), now)
+        uptime_s = at - self.history.since
+        return overview(Seen(at, VERSION, uptime_s, self.state(), in_line, self.policy, self.history, newest))
+
+    async def _remember(self) -> None:
+        """Keep what the last seconds were like, for charts and rates."""
+        while True:
+            await asyncio.sleep(STEP_S)
+            counted = state.describe(self.lanes, self.admission.durable(), self.clock.time())
+            more = {"breakers": self.breakers.state(), "tally": self.tally.snapshot()}
+            self.history.step(counted | more, time.time())
 
     async def _follow(self, settings: Settings) -> None:
         """Go by other settings from now on, in one step: nobody sees half of it. Crowds follow one after the other."""

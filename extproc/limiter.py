@@ -287,6 +287,18 @@ class Limiter:
     def _spill_later(self, turn: _Turn, after_s: float) -> None:
         turn.timer = asyncio.get_running_loop().call_at(self._clock.time() + after_s, self._spill, turn)
 
+    def seeks(self, waiter: Waiter) -> tuple[tuple[str, ...], tuple[Option, ...]]:
+        """The upstreams that somebody in line could go to, and what it would take now; nothing where all are away."""
+        return _turn(waiter).wants.names, self._options(waiter)
+
+    def until_turn_s(self, waiter: Waiter) -> float:
+        """Forecast in seconds of what is left of the wait of somebody in line."""
+        return self._until_turn_s(_turn(waiter))
+
+    def newcomer_s(self, waiter: Waiter) -> float:
+        """Forecast of the wait of one who comes now and is otherwise like somebody in line."""
+        return self.predicted_s(waiter.request, _turn(waiter).wants)
+
     def predicted_s(self, request: Request, wants: Wants) -> float:
         """Forecast in seconds of the wait of `request` if it came now; infinite when no breaker lets it through."""
         return self._predicted_s(Waiter(request, Group(), next(self._seq)), wants)

@@ -1,0 +1,270 @@
+"""The last hour in steps of ten seconds, and what the last minutes were like: what charts and rates are made of.
+
+It hears three kinds of events (how long who was let go had waited, who was refused, when an answer began) and reads the
+rest off the counts that are kept anyway, once a step. Everything is bounded: names are those of the config and of the
+closed list of reasons, a step's waits are a histogram whose bounds grow by a tenth each, so that a percentile is wrong
+by no more than that, and of refusals a few ids are kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from time import time
+from typing import Any
+
+from extproc.core import events
+from extproc.core.refusal import Reason
+
+__all__ = ["RATE_S", "RECENT_S", "STEP_S", "Counts", "History", "percentile"]
+
+STEP_S, STEPS = 10.0, 360
+RECENT_S = 300.0
+"""What percentiles of waits, and counts of refusals, are about."""
+RATE_S = STEP_S
+"""Rates are those of the time since a step that is at least so old."""
+GROWTH = 1.1
+BOUNDS_S = tuple(0.001 * GROWTH**i for i in range(150))
+"""Upper ends of a histogram's classes, in seconds: from a thousandth to 25 minutes."""
+KEPT_IDS = 5
+MOST_NAMES = 200
+"""So many tenants of a step are told apart by whom a limit of their own refused."""
+
+OWN = frozenset({Reason.TENANT_QUOTA, Reason.TENANT_CONCURRENCY, Reason.SESSION_BUDGET, Reason.SPEND_BUDGET})
+"""Reasons that are a limit of the caller's own."""
+LANE_COLUMNS = ("waiting", "admitted", "refused", "wait_p95_s")
+UPSTREAM_COLUMNS = ("tokens_per_s", "errors", "level", "state")
+
+Classes = dict[int, int]
+"""How many fell into each class of `BOUNDS_S`."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What only grows, as the tally has it: by lane, upstream or reason."""
+
+    at: float
+    admitted: Mapping[str, float] = field(default_factory=dict)
+    refused: Mapping[str, float] = field(default_factory=dict)
+    failed: Mapping[str, float] = field(default_factory=dict)
+    served: Mapping[str, float] = field(default_factory=dict)
+    tokens: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, float] = field(default_factory=dict)
+    paced: Mapping[str, float] = field(default_factory=dict)
+    usd: Mapping[str, float] = field(default_factory=dict)
+    refused_of: Mapping[str, float] = field(default_factory=dict)
+
+    def rate(self, before: Counts, what: str, name: str) -> float | None:
+        """Per second since `before`; None where no time went by."""
+        seconds = self.at - before.at
+        if seconds <= 0:
+            return None
+        grown: float = getattr(self, what).get(name, 0) - getattr(before, what).get(name, 0)
+        return max(0.0, grown) / seconds
+
+
+@dataclass(slots=True)
+class Refusals:
+    """The last refusals for one reason: when, and ids of requests, the newest last."""
+
+    at: float = 0.0
+    ids: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_IDS))
+
+
+@dataclass(slots=True)
+class Heard:
+    """What events told within one step: waits by lane, seconds to first tokens by upstream; who was refused."""
+
+    waits: dict[str, Classes] = field(default_factory=dict)
+    firsts: dict[str, Classes] = field(default_factory=dict)
+    own: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class Step:
+    """What a chart shows of one step."""
+
+    at: float
+    lanes: dict[str, tuple[int, float, float, float | None]]
+    """Waiting, admitted, refused, 95th percentile of waits in seconds."""
+    upstreams: dict[str, tuple[float, float, float | None, str]]
+    """Tokens per second, failed attempts, level of the emptiest bucket (0..1), state of the breaker."""
+    refused: dict[str, float]
+
+
+class History:
+    """An Observer. `step` is to be called every `STEP_S` seconds."""
+
+    def __init__(self, wall: Callable[[], float] = time) -> None:
+        """Nothing happened yet. `wall` tells epoch seconds."""
+        at = wall()
+        self.since = at
+        self.refusals: dict[str, Refusals] = {}
+        self._lanes: Counter[str] = Counter()
+        self._now = Heard()
+        self._heard: deque[Heard] = deque(maxlen=round(RECENT_S / STEP_S))
+        self._counts: deque[Counts] = deque([Counts(at)], maxlen=round(RECENT_S / STEP_S) + 1)
+        self._steps: deque[Step] = deque(maxlen=STEPS)
+        self._wall = wall
+        self._hears = {
+            events.Admitted: self._admitted,
+            events.Settled: self._settled,
+            events.Refused: self._refused,
+        }
+
+    def __call__(self, event: events.Event) -> None:
+        """Hear one event."""
+        hear = self._hears.get(type(event))
+        if hear is not None:
+            hear(event)  # type: ignore[operator]
+
+    def counts(self, state: Mapping[str, Any], at: float) -> Counts:
+        """What has been counted up to now; `state` is the service's state as plain data."""
+        tally = state["tally"]
+        return Counts(
+            at,
+            admitted=tally["admitted"],
+            refused=tally["refused"],
+            failed=tally["failed"],
+            served=tally["served"],
+            tokens=tally["tokens"],
+            errors=tally["failed_attempts"],
+            paced=tally["paced"],
+            usd=tally["spent_usd"],
+            refused_of=dict(self._lanes),
+        )
+
+    def step(self, state: Mapping[str, Any], at: float) -> None:
+        """Ten seconds are over: keep what they were like."""
+        counts, before, heard = self.counts(state, at), self._counts[-1], self._now
+        self._counts.append(counts)
+        self._heard.append(heard)
+        self._now = Heard()
+        lanes = {
+            name: (
+                backlog["requests"],
+                _grown(counts.admitted, before.admitted, name),
+                _grown(counts.refused_of, before.refused_of, name),
+                percentile(heard.waits.get(name, {}), 0.95),
+            )
+            for name, backlog in state["waiting"].items()
+        }
+        fills = _fills(state["counters"])
+        upstreams = {
+            name: (
+                round(counts.rate(before, "tokens", name) or 0.0, 3),
+                _grown(counts.errors, before.errors, name),
+                fills.get(name),
+                str(breaker["state"]),
+            )
+            for name, breaker in state["breakers"].items()
+        }
+        refused = {str(reason): _grown(counts.refused, before.refused, reason) for reason in counts.refused}
+        self._steps.append(Step(at, lanes, upstreams, {name: many for name, many in refused.items() if many}))
+
+    def before(self, at: float, seconds: float = RATE_S) -> Counts:
+        """What had been counted at least so long before `at`, or at the very start."""
+        return next((one for one in reversed(self._counts) if at - one.at >= seconds), self._counts[0])
+
+    def waits(self, lane: str) -> Classes:
+        """How long those had waited who left this lane in the last minutes, let go or refused after a wait."""
+        return _sum(heard.waits.get(lane) for heard in (*self._heard, self._now))
+
+    def firsts(self, upstream: str) -> Classes:
+        """How long first tokens of this upstream took in the last minutes."""
+        return _sum(heard.firsts.get(upstream) for heard in (*self._heard, self._now))
+
+    def own_limits(self) -> Counter[tuple[str, str]]:
+        """Of the last minutes: how many requests of which tenant were refused for what reason."""
+        total: Counter[tuple[str, str]] = Counter()
+        for heard in (*self._heard, self._now):
+            total.update(heard.own)
+        return total
+
+    def told(self) -> dict[str, Any]:
+        """The last hour as columns, for charts. Gaps are None: what was not there yet."""
+        steps = list(self._steps)
+        lanes = dict.fromkeys(name for step in steps for name in step.lanes)
+        upstreams = dict.fromkeys(name for step in steps for name in step.upstreams)
+        reasons = dict.fromkeys(name for step in steps for name in step.refused)
+        return {
+            "step_s": STEP_S,
+            "at": [round(step.at, 3) for step in steps],
+            "lanes": {name: _columns(LANE_COLUMNS, [step.lanes.get(name) for step in steps]) for name in lanes},
+            "upstreams": {
+                name: _columns(UPSTREAM_COLUMNS, [step.upstreams.get(name) for step in steps]) for name in upstreams
+            },
+            "refused": {name: [step.refused.get(name, 0) for step in steps] for name in reasons},
+        }
+
+    def _admitted(self, event: events.Admitted) -> None:
+        _note(self._now.waits, event.request.lane, event.waited_s)
+
+    def _settled(self, event: events.Settled) -> None:
+        if event.first_token_s is not None and event.upstream:
+            _note(self._now.firsts, event.upstream, event.first_token_s)
+
+    def _refused(self, event: events.Refused) -> None:
+        last = self.refusals.setdefault(event.reason, Refusals())
+        last.at = self._wall()
+        if event.request_id:
+            last.ids.append(event.request_id[:100])
+        if event.lane:
+            self._lanes[event.lane] += 1
+            if event.waited_s > 0:
+                _note(self._now.waits, event.lane, event.waited_s)
+        if event.reason in OWN:
+            own, who = self._now.own, (str(event.reason), event.tenant)
+            own[who if who in own or len(own) < MOST_NAMES else (who[0], "")] += 1
+
+
+def percentile(classes: Classes, share: float) -> float | None:
+    """The value below which this share of them lies, in seconds; None where there are none."""
+    total = sum(classes.values())
+    if not total:
+        return None
+    below = 0
+    for index in sorted(classes):
+        below += classes[index]
+        if below >= share * total:
+            return 0.0 if index == 0 else round(BOUNDS_S[min(index, len(BOUNDS_S) - 1)] / sqrt(GROWTH), 3)
+    raise AssertionError("all of them are below the last class")
+
+
+def _note(into: dict[str, Classes], name: str, seconds: float) -> None:
+    classes = into.get(name)
+    if classes is None:
+        classes = into[name] = {}
+    index = bisect_left(BOUNDS_S, seconds)
+    classes[index] = classes.get(index, 0) + 1
+
+
+def _sum(parts: Iterable[Classes | None]) -> Classes:
+    total: Classes = {}
+    for part in parts:
+        for index, many in (part or {}).items():
+            total[index] = total.get(index, 0) + many
+    return total
+
+
+def _grown(now: Mapping[str, float], before: Mapping[str, float], name: str) -> float:
+    return now.get(name, 0) - before.get(name, 0)
+
+
+def _fills(counters: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """How full the emptiest bucket of each upstream is, 0..1; debt is empty."""
+    found: dict[str, float] = {}
+    for key, counter in counters.items():
+        kind, _, rest = key.partition("/")
+        if kind == "upstream" and counter.get("capacity"):
+            fill = round(min(1.0, max(0.0, counter["level"] / counter["capacity"])), 4)
+            name = rest.partition("/")[0]
+            found[name] = min(fill, found.get(name, 1.0))
+    return found
+
+
+def _columns(names: Sequence[str], rows: Sequence[tuple[Any, ...] | None]) -> dict[str, list[Any]]:
+    return {name: [None if row is None else row[at] for row in rows] for at, name in enumerate(names)}
