@@ -13,7 +13,7 @@ const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3], [14, 4], [4, 4], [1, 4], [12, 
 const CHARTS = [
   { id: "waiting", head: "Waiting, by lane", value: big, series: (h) => named(h.lanes, "waiting") },
   { id: "decided", head: "Let go and refused, by second", value: (v) => rate(v), series: decided },
-  { id: "tokens", head: "Tokens a second, by upstream", value: (v) => rate(v), series: (h) => named(h.upstreams, "tokens_per_s") },
+  { id: "tokens", head: "Tokens a second, by upstream", value: (v) => rate(v), series: (h) => named(h.upstreams, "tokens_per_s"), shade: rested },
   { id: "p95", head: "Wait p95, by lane", value: span, series: (h) => named(h.lanes, "wait_p95_s") },
 ];
 
@@ -55,6 +55,7 @@ function draw(chart, history) {
     made = build(chart, series, shape, made?.figure);
     drawn.set(chart.id, made);
   }
+  made.shade(chart.shade?.(history) ?? []);
   made.plot.setData([history.at, ...series.map((one) => one.data)]);
   made.describe(all.length - series.length);
 }
@@ -62,7 +63,8 @@ function draw(chart, history) {
 function build(chart, series, shape, old) {
   const place = el("div", { className: "plot", role: "img", tabIndex: 0 });
   const legend = el("ul", { className: "legend" });
-  const figure = el("figure", { className: "card" }, el("figcaption", {}, el("h3", {}, chart.head), el("span", { className: "soft when" })), place, legend);
+  const figure = el("figure", { className: "card" }, el("figcaption", {}, el("h3", {}, chart.head), el("span", { className: "soft when" })), place,
+    legend, el("p", { className: "shaded", hidden: true }, "Shaded: the breaker of an upstream was open."), el("span", { className: "shade" }));
   if (old) old.replaceWith(figure);
   else byId("charts").append(figure);
   const items = series.map((one) => {
@@ -73,7 +75,8 @@ function build(chart, series, shape, old) {
     legend.append(el("li", {}, item));
     return { item, value, swatch };
   });
-  const plot = new uPlot(options(chart, series, items, place, figure), [[], ...series.map(() => [])], place);
+  const shades = { spans: [] };
+  const plot = new uPlot(options(chart, series, items, place, figure, shades), [[], ...series.map(() => [])], place);
   items.forEach(({ item }, i) => item.addEventListener("click", () => {
     plot.setSeries(i + 1, { show: !plot.series[i + 1].show });
     attr(item, "aria-pressed", String(plot.series[i + 1].show));
@@ -82,10 +85,14 @@ function build(chart, series, shape, old) {
   const watch = new ResizeObserver(() => plot.setSize({ width: place.clientWidth, height: HEIGHT }));
   watch.observe(place);
   const stop = () => { watch.disconnect(); plot.destroy(); };
-  return { plot, figure, shape, stop, describe: (left) => describe(chart, series, plot, place, left) };
+  const shade = (spans) => {
+    shades.spans = spans;
+    figure.querySelector(".shaded").hidden = spans.length === 0;
+  };
+  return { plot, figure, shape, stop, shade, describe: (left) => describe(chart, series, plot, place, left) };
 }
 
-function options(chart, series, items, place, figure) {
+function options(chart, series, items, place, figure, shades) {
   const ink = (swatch) => getComputedStyle(swatch).color;
   const axis = { stroke: () => ink(figure.querySelector(".when")), grid: { stroke: () => getComputedStyle(figure).borderTopColor, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
   return {
@@ -99,8 +106,34 @@ function options(chart, series, items, place, figure) {
     series: [{}, ...series.map((one, i) => ({
       label: one.label, stroke: () => ink(items[i].swatch), width: 1.75, dash: DASHES[one.dash ?? one.slot % MOST], points: { show: false }, spanGaps: false,
     }))],
-    hooks: { setCursor: [(plot) => values(chart, plot, items, figure)], setData: [(plot) => values(chart, plot, items, figure)] },
+    hooks: {
+      drawClear: [(plot) => paint(plot, shades.spans, ink(figure.querySelector(".shade")))],
+      setCursor: [(plot) => values(chart, plot, items, figure)], setData: [(plot) => values(chart, plot, items, figure)],
+    },
   };
+}
+
+function paint({ ctx, bbox, valToPos }, spans, colour) {
+  ctx.save();
+  ctx.fillStyle = colour;
+  for (const [from, to] of spans) {
+    const left = Math.max(bbox.left, valToPos(from, "x", true));
+    ctx.fillRect(left, bbox.top, Math.max(1, valToPos(to, "x", true) - left), bbox.height);
+  }
+  ctx.restore();
+}
+
+/** [from, to] of each time in which a breaker was open, epoch seconds. */
+function rested(history) {
+  const states = Object.values(history.upstreams ?? {}).map((upstream) => upstream.state ?? []);
+  const spans = [];
+  history.at.forEach((at, i) => {
+    if (!states.some((state) => state[i] === "open")) return;
+    const last = spans.at(-1);
+    if (last?.[1] === at) last[1] = history.at[i + 1] ?? at;
+    else spans.push([at, history.at[i + 1] ?? at]);
+  });
+  return spans;
 }
 
 /** Beside each name: what it was under the cursor, else what it is now. */

@@ -61,7 +61,7 @@ function queue(found) {
 }
 
 function choice(found) {
-  const order = (found.order ?? []).map(visible);
+  const order = (found.order ?? []).map((name) => visible(name));
   const words = order.length > 1 ? `${order[0]}, then ${order.slice(1).join(", ")} if that fails` : order[0] ?? "";
   const others = (found.others ?? []).map((other) => el("li", {}, el("b", {}, visible(other.upstream)), ` ${visible(other.words ?? other.why ?? "")}`));
   return step(found.upstream ? `Sent to ${visible(found.upstream)}` : "No upstream", words, others.length ? el("div", {}, el("p", { className: "soft" }, "Why not the others:"), el("ul", { className: "others" }, ...others)) : null);
