@@ -249,6 +249,28 @@ def k8s(
         file.write_text(text, "utf-8")
 
 
+@renders.command("alerts")
+def render_alerts(
+    config: Config = None,
+    *,
+    job: Annotated[str, typer.Option(help="Jobs of the Prometheus that scrape Tidegate, a regular expression.")] = "",
+    runbooks: Annotated[str, typer.Option(help="Where this README is, for the links of alerts.")] = "",
+) -> None:
+    """Print alert rules for a Prometheus."""
+    from extproc.render import monitoring  # noqa: PLC0415
+
+    job, runbooks = job or monitoring.JOB, runbooks or monitoring.RUNBOOKS
+    typer.echo(monitoring.alerts_yaml(_settings(config), job, runbooks), nl=False)
+
+
+@renders.command("dashboard")
+def render_dashboard(config: Config = None) -> None:
+    """Print a dashboard for a Grafana."""
+    from extproc.render import monitoring  # noqa: PLC0415
+
+    typer.echo(monitoring.dashboard_json(_settings(config)), nl=False)
+
+
 @renders.command("envoy-gateway")
 def render_envoy_gateway(
     config: Config = None,

@@ -32,12 +32,14 @@ from tests.render.rig import Data
 
 ROOT = Path(__file__).parents[2]
 CRDS = {
-    "Kustomization", "Component", "ServiceMonitor", "Gateway", "HTTPRoute", "EnvoyProxy",
+    "Kustomization", "Component", "ServiceMonitor", "PrometheusRule", "Gateway", "HTTPRoute", "EnvoyProxy",
     "ClientTrafficPolicy", "BackendTrafficPolicy", "EnvoyPatchPolicy",
     "VirtualService", "DestinationRule",
 }  # fmt: skip
 """Kinds of which Kubernetes itself knows nothing."""
 PATCHES = {"overlays/sidecar/sidecar.yaml", "overlays/kept-state/deployment.yaml", "overlays/istio/deployment.yaml"}
+PLAIN = {"overlays/monitoring/alerts.yaml", "overlays/monitoring/dashboard.json"}
+"""For a Prometheus and a Grafana, not for Kubernetes."""
 OLDEST = "1.33"
 """The first Kubernetes that has everything used here without a switch."""
 APP = """
@@ -154,7 +156,7 @@ def written(folder: Path) -> Iterator[tuple[str, str]]:
 
 def test_all_of_it_is_taken_by_kubernetes() -> None:
     """Every file, by the published schemas; patches are not whole, and are looked at where they have been applied."""
-    files = [text for path, text in written(ROOT / "k8s") if path not in PATCHES]
+    files = [text for path, text in written(ROOT / "k8s") if path not in PATCHES | PLAIN]
     documents = [each for text in files for each in yaml.safe_load_all(text)]
     assert len(documents) > 10
     accepted([each for each in documents if each["kind"] not in CRDS])
@@ -341,6 +343,8 @@ def test_prometheus_finds_the_metrics_and_may_read_them(tmp_path: Path, beside: 
     chosen = [each for each in services if wanted <= each["metadata"]["labels"].items()]
     assert chosen == [headless(documents)], "each pod once"
     assert [each["path"] for each in monitor["spec"]["endpoints"]] == ["/metrics", "/stats/prometheus"]
+    told = [rule["targetLabel"] for each in monitor["spec"]["endpoints"] for rule in each["relabelings"]]
+    assert told == ["metrics_path"] * 2, "they are of one port, and would be one target"
     ports = {each["name"]: each for each in headless(documents)["spec"]["ports"]}
     assert {each["port"] for each in monitor["spec"]["endpoints"]} == {"metrics"}
     (envoy,) = pod_of(documents)["containers"]
@@ -349,6 +353,23 @@ def test_prometheus_finds_the_metrics_and_may_read_them(tmp_path: Path, beside: 
     assert rule["ports"] == [{"protocol": "TCP", "port": 10005}]
     (who,) = rule["from"]
     assert who["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "prometheus"}
+
+
+def test_alerts_and_dashboard_are_the_same_with_an_operator_and_without(tmp_path: Path) -> None:
+    """The PrometheusRule has the rules of the file; the ConfigMap carries the dashboard, with a label."""
+    shutil.copytree(ROOT / "k8s", tmp_path / "k8s")
+    (tmp_path / "kustomization.yaml").write_text(
+        "resources: [k8s/overlays/standalone]\ncomponents: [k8s/overlays/monitoring]\n", "utf-8"
+    )
+    documents, folder = built(tmp_path), ROOT / "k8s" / "overlays" / "monitoring"
+    rules = one(documents, "PrometheusRule")
+    assert rules["metadata"]["namespace"] == "tidegate"
+    assert rules["spec"] == yaml.safe_load((folder / "alerts.yaml").read_text("utf-8"))
+    carried = one(documents, "ConfigMap", "tidegate-dashboard")
+    accepted([carried])
+    assert carried["metadata"]["namespace"] == "tidegate"
+    assert carried["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert carried["data"] == {"dashboard.json": (folder / "dashboard.json").read_text("utf-8")}
 
 
 # ------------------------------------------------------------------------------------------------ a pod

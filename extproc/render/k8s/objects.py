@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from extproc.render.k8s.placed import NAME, config_map, placed
 from extproc.render.k8s.pod import GRPC, HTTP, LABELS, METRICS, STATE_VOLUME, Fakes, pod_template
 from extproc.render.metrics import PAGES
+from extproc.render.monitoring import alerts
 from extproc.render.shape import Data
 from extproc.settings import Settings
 
@@ -22,6 +23,7 @@ __all__ = [
     "objects",
     "own_host",
     "replica_guard",
+    "rules",
 ]
 
 NAMESPACE = NAME
@@ -87,10 +89,19 @@ def kept_state() -> tuple[Data, Data]:
 
 
 def monitor() -> Data:
-    """For the Prometheus operator: every pod's metrics, of Tidegate and of its Envoy."""
-    pages = [{"port": METRICS, "path": path, "interval": "15s"} for path in PAGES]
+    """For the Prometheus operator: every pod's metrics, of Tidegate and of its Envoy.
+
+    Both are of one port. A label tells them apart, else they would be one target, with one `up` for two.
+    """
+    told = [{"sourceLabels": ["__metrics_path__"], "targetLabel": "metrics_path"}]
+    pages = [{"port": METRICS, "path": path, "interval": "15s", "relabelings": told} for path in PAGES]
     spec = {"selector": {"matchLabels": {**LABELS, HEADLESS: "true"}}, "endpoints": pages}
     return _here(_of("monitoring.coreos.com/v1", "ServiceMonitor", spec=spec))
+
+
+def rules(settings: Settings) -> Data:
+    """For the Prometheus operator: what to alert on."""
+    return _here(_of("monitoring.coreos.com/v1", "PrometheusRule", spec=alerts(settings)))
 
 
 def fakes_reached(settings: Settings, fakes: Fakes) -> list[tuple[str, str, list[Data]]]:

@@ -9,9 +9,19 @@ from extproc.render.envoy import RenderError
 from extproc.render.k8s.envoy_gateway import Target, about
 from extproc.render.k8s.envoy_gateway import objects as envoy_gateway
 from extproc.render.k8s.istio_overlay import istio_overlay
-from extproc.render.k8s.objects import NAMESPACE, fakes_reached, kept_state, monitor, namespace, objects, replica_guard
+from extproc.render.k8s.objects import (
+    NAMESPACE,
+    fakes_reached,
+    kept_state,
+    monitor,
+    namespace,
+    objects,
+    replica_guard,
+    rules,
+)
 from extproc.render.k8s.placed import NAME, SECRET, needed_files
-from extproc.render.k8s.pod import IMAGE, Fakes, sidecar
+from extproc.render.k8s.pod import IMAGE, LABELS, Fakes, sidecar
+from extproc.render.monitoring import alerts_yaml, dashboard_json
 from extproc.render.shape import Data, is_loopback
 from extproc.render.text import plain
 from extproc.settings import Settings
@@ -23,6 +33,8 @@ SIDECAR_LABEL = "tidegate/sidecar=true"
 
 _HEADER = "# Rendered by Tidegate from its settings; change those, not this file.\n"
 _ENVOY_GATEWAY = "overlays/envoy-gateway"
+_MONITORING = "overlays/monitoring"
+_DASHBOARD = "dashboard.json"
 _GATEWAYS = ("overlays/standalone/", "overlays/istio/", f"{_ENVOY_GATEWAY}/")
 """Overlays that say in which namespace they are."""
 _KUSTOMIZE = "kustomize.config.k8s.io"
@@ -75,13 +87,16 @@ def files(settings: Settings, fakes: Fakes | None = None) -> dict[str, str]:
         ],
         "overlays/sidecar/configmap.yaml": [beside.config],
         "overlays/sidecar/sidecar.yaml": [beside.patch],
-        "overlays/monitoring/kustomization.yaml": [_kustomization("Component", resources=["servicemonitor.yaml"])],
-        "overlays/monitoring/servicemonitor.yaml": [monitor()],
+        **_monitoring(settings),
         **_istio(settings),
         **_envoy_gateway(settings, fakes or {}),
         **(_kept_state() if settings.service.replicas == 1 else {}),
     }
     texts = {path: to_yaml(documents, settings, _namespace_of(path)) for path, documents in written.items()}
+    texts |= {
+        f"{_MONITORING}/alerts.yaml": alerts_yaml(settings),
+        f"{_MONITORING}/{_DASHBOARD}": dashboard_json(settings),
+    }
     first = f"{_ENVOY_GATEWAY}/policies.yaml"
     return {**texts, first: about(settings, Target()) + texts[first]} if first in texts else texts
 
@@ -121,6 +136,22 @@ def _envoy_gateway(settings: Settings, fakes: Fakes) -> dict[str, list[Data]]:
             _kustomization("Kustomization", resources=["../standalone", *there], patches=patches)
         ],
         **{f"{folder}/{file}": documents for file, documents in there.items()},
+    }
+
+
+def _monitoring(settings: Settings) -> dict[str, list[Data]]:
+    """Beside what an operator reads there are the same rules, and the dashboard, as files for who has none."""
+    documents = {"servicemonitor.yaml": monitor(), "prometheusrule.yaml": rules(settings)}
+    generated = {
+        "name": f"{NAME}-dashboard",
+        "namespace": NAMESPACE,
+        "files": [_DASHBOARD],
+        "options": {"labels": {**LABELS, "grafana_dashboard": "1"}, "disableNameSuffixHash": True},
+    }
+    there = _kustomization("Component", resources=list(documents), configMapGenerator=[generated])
+    return {
+        f"{_MONITORING}/kustomization.yaml": [there],
+        **{f"{_MONITORING}/{file}": [document] for file, document in documents.items()},
     }
 
 
