@@ -45,8 +45,7 @@ from extproc.telemetry.explain import explain, summary
 from extproc.telemetry.history import STEP_S, History
 from extproc.telemetry.log import JsonLines, Logging, level_of
 from extproc.telemetry.meter import Meter
-from extproc.telemetry.overview import MOST_RECENT, Seen, Seldom, overview
-from extproc.telemetry.recent import rows
+from extproc.telemetry.overview import MOST_RECENT, Seen, overview
 from extproc.telemetry.sampling import NONE, Sampling
 from extproc.telemetry.tally import Tally
 from extproc.waiting import standing
@@ -107,7 +106,6 @@ class Service:
         level = level_of(os.environ)
         self.logging = Logging(settings.telemetry.log, self.dossiers, override=level, trace=self.sampled)
         self.tally, self.history = Tally(), History()
-        self._seldom = Seldom(self._overview, clock.time)
         rank = settings.service.rank
         self.process = secrets.token_hex(6) if rank is None else f"{rank}-{secrets.token_hex(6)}"
         self.meter = Meter(settings, clock.time, self.process, self.sampled)
@@ -252,14 +250,11 @@ class Service:
         )
 
     async def overview(self) -> dict[str, Any]:
-        """What page, terminal and bundle show; made when somebody asks, at most about once a second."""
-        return self._seldom()
-
-    def _overview(self) -> dict[str, Any]:
+        """What page, terminal and bundle show. The console asks for it at most once a second, while somebody looks."""
         now = self.clock.time()
         rests = {name: breaker.rests_until for name, breaker in self.breakers.by_name.items()}
         in_line = standing(self.limiter, self.capacity.levels(), now, rests)
-        at, newest = time.time(), rows(self.dossiers.newest(MOST_RECENT), now)
+        at, newest = time.time(), [summary(one) for one in self.dossiers.newest(MOST_RECENT)]
         uptime_s = at - self.history.since
         return overview(Seen(at, VERSION, uptime_s, self.state(), in_line, self.policy, self.history, newest))
 

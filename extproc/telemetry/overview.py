@@ -6,7 +6,7 @@ them has to see to it that they are harmless there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from extproc.core.policy import Upstream
@@ -16,7 +16,7 @@ from extproc.telemetry.keys import place_of
 from extproc.telemetry.notices import notices
 from extproc.telemetry.seen import PRESSURE, Seen
 
-__all__ = ["MOST_RECENT", "Seen", "Seldom", "overview"]
+__all__ = ["MOST_RECENT", "Seen", "overview"]
 
 SHED_S = 30.0
 """Whoever refused somebody for want of room within so many seconds is shedding."""
@@ -42,7 +42,7 @@ def overview(seen: Seen) -> dict[str, Any]:
         "tenants": _tenants(seen),
         "sessions": state.get("sessions"),
         "refusals": _refusals(seen),
-        "recent": None if seen.recent is None else list(seen.recent[:MOST_RECENT]),
+        "recent": None if seen.recent is None else [_request(seen, row) for row in seen.recent[:MOST_RECENT]],
         "alerts": list(reversed(state["tally"]["alerts"])),
         "levers": state.get("levers"),
         "process": state.get("process"),
@@ -141,6 +141,11 @@ def _tenants(seen: Seen) -> list[dict[str, Any]] | None:
     return [{**one, "waiting": seen.standing["tenants"].get(one["name"], 0)} for one in known]
 
 
+def _request(seen: Seen, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Who waits has waited until now."""
+    return {**row, **({"waited_s": round(seen.at - row["at"], 3)} if row["state"] == "waiting" else {})}
+
+
 def _refusals(seen: Seen) -> list[dict[str, Any]]:
     """By reason, the most frequent of the last five minutes first."""
     now, then = seen.now.refused, seen.minutes.refused
@@ -154,22 +159,3 @@ def _refusals(seen: Seen) -> list[dict[str, Any]]:
         for reason, last in seen.history.refusals.items()
     ]
     return sorted(found, key=lambda one: (-one["count_5m"], -one["last_at"]))
-
-
-class Seldom:
-    """Makes something anew when it is asked for, but not more often than once in `every_s` seconds."""
-
-    def __init__(self, make: Callable[[], dict[str, Any]], clock: Callable[[], float], every_s: float = 0.9) -> None:
-        """Nothing is made before it is asked for."""
-        self._make = make
-        self._clock = clock
-        self._every_s = every_s
-        self._kept: dict[str, Any] | None = None
-        self._until = 0.0
-
-    def __call__(self) -> dict[str, Any]:
-        """The newest. Not to be changed: others get the same."""
-        now = self._clock()
-        if self._kept is None or now >= self._until:
-            self._kept, self._until = self._make(), now + self._every_s
-        return self._kept

@@ -16,7 +16,7 @@ from extproc.core.refusal import Reason
 from extproc.core.request import Dialect, Usage
 from extproc.core.runbook import Runbook
 from extproc.telemetry.history import STEP_S, History
-from extproc.telemetry.overview import Seen, Seldom, overview
+from extproc.telemetry.overview import Seen, overview
 from extproc.telemetry.tally import Tally
 from tests.doubles import HandClock, request
 
@@ -69,7 +69,7 @@ class World:
         for unit in ("requests", "tokens"):
             self.waiting[line["lane"]][unit] += line[unit]
 
-    def told(self) -> dict[str, Any]:
+    def told(self, recent: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         state = {
             "waiting": self.waiting, "counters": self.counters, "breakers": self.breakers, "pacing": {},
             "draining": False, "config": self.config, "tally": self.tally.snapshot(),
@@ -77,7 +77,7 @@ class World:
         lanes = {name: {"oldest_s": 12.0 if backlog["requests"] else None} for name, backlog in self.waiting.items()}
         standing = {"lanes": lanes, "lines": self.lines, "tenants": {"chat": 62}}
         before = copy.deepcopy((state, standing))
-        found = overview(Seen(self.clock.now, "1.2", 60.0, state, standing, self.policy, self.history))
+        found = overview(Seen(self.clock.now, "1.2", 60.0, state, standing, self.policy, self.history, recent))
         assert (state, standing) == before
         json.dumps(found, allow_nan=False)
         return found
@@ -411,10 +411,8 @@ def test_hostile_names_stay_names(world: World) -> None:
     assert json.loads(json.dumps(told)) == told
 
 
-def test_it_is_made_once_a_second(world: World) -> None:
-    """However many ask."""
-    made: list[int] = []
-    seldom = Seldom(lambda: made.append(1) or {"n": len(made)}, world.clock.time)
-    assert [seldom()["n"] for _ in range(5)] == [1] * 5
-    world.clock.now += 1.0
-    assert seldom()["n"] == 2
+def test_who_waits_has_waited_until_now(world: World) -> None:
+    """Of others it is told how long they had waited when they were decided upon."""
+    rows = [{"at": 9_990.0, "state": state, "waited_s": 1.0} for state in ("waiting", "served")]
+    assert [one["waited_s"] for one in world.told(rows)["recent"]] == [10.0, 1.0]
+    assert len(world.told(rows * 100)["recent"]) == 30
