@@ -9,6 +9,7 @@ import { attr, byId, text, visible } from "./dom.js";
 import { explain, start as startExplain } from "./explain.js";
 import { follow } from "./feed.js";
 import { age as aged, clock, span } from "./format.js";
+import * as moves from "./moves.js";
 import * as lanes from "./lanes.js";
 import * as levers from "./levers.js";
 import * as now from "./now.js";
@@ -23,6 +24,7 @@ function show() {
   now.show(view, explain);
   lanes.show(view);
   upstreams.show(view);
+  moves.show(view);
   decisions.show(view);
   callers.show(view, decisions.only);
   levers.show(view);

@@ -173,8 +173,10 @@ function named(groups, key) {
 
 function decided(history) {
   const step_s = history.step_s || 10;
-  const whole = (key) => history.at.map((_, i) => Object.values(history.lanes ?? {}).reduce((sum, lane) => sum + (lane[key]?.[i] ?? 0), 0) / step_s);
-  return [{ label: "let go", slot: 0, data: whole("admitted") }, { label: "refused", slot: 1, dash: 1, data: whole("refused") }];
+  const whole = (columns) => history.at.map((_, i) => columns.reduce((sum, column) => sum + (column[i] ?? 0), 0) / step_s);
+  const admitted = Object.values(history.lanes ?? {}).map((lane) => lane.admitted ?? []);
+  // By reason, not by lane: some are refused before their lane is known.
+  return [{ label: "let go", slot: 0, data: whole(admitted) }, { label: "refused", slot: 1, dash: 1, data: whole(Object.values(history.refused ?? {})) }];
 }
 
 const total = (one) => one.data.reduce((sum, value) => sum + (value ?? 0), 0);

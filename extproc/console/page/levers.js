@@ -13,8 +13,8 @@ export function start() {
   );
 }
 
-export function show({ levers = {} }) {
-  const found = inForce(levers);
+export function show({ levers }) {
+  const found = inForce(levers ?? {});
   byId("no-force").hidden = found.length > 0;
   each(byId("in-force"), found, ([key]) => key, ([, , doIt, action]) => {
     const made = el("li", {}, el("span"));

@@ -35,7 +35,7 @@ function headline(view) {
 }
 
 function sums(view) {
-  const { lanes = [], upstreams = [] } = view;
+  const lanes = view.lanes ?? [], upstreams = view.upstreams ?? [];
   const figures = [
     ["Waiting", count(sum(lanes, "requests")), `${big(sum(lanes, "tokens"))} tokens`],
     ["Let go", rate(sum(lanes, "admitted_per_s"))],
@@ -57,15 +57,15 @@ function bindings(view) {
   const found = view.binding ?? [];
   byId("no-bindings").hidden = found.length > 0;
   text(byId("no-bindings"), sum(view.lanes, "requests") ? "Who waits goes within a moment: no limit binds." : "Nobody waits.");
-  each(byId("bindings"), found, (item) => `${item.lane} ${item.key}`, () => el("li", {},
+  each(byId("bindings"), found, (item) => JSON.stringify([item.lane, item.key]), () => el("li", {},
     el("span", { className: "lane-name" }), el("p", { className: "what" }),
     el("p", { className: "more" }), el("p", { className: "help" })), (node, item) => {
     const [lane, what, figures, help] = node.children;
-    name(lane, item.lane);
+    name(lane, item.lane ?? "all");
     text(what, visible(item.text));
     attr(what, "title", visible(item.key ?? ""));
     text(figures, `${count(item.waiting)} waiting${typeof item.next_s === "number" ? ` · next in ${age(item.next_s)}` : ""}`);
-    figures.hidden = /waiting/.test(item.text ?? "");
+    figures.hidden = !item.waiting || /waiting/.test(item.text ?? "");
     text(help, visible(item.help ?? ""));
     help.hidden = !item.help;
   });
@@ -101,9 +101,10 @@ export function requestLink(id, explain) {
 }
 
 function notices(view) {
-  const found = [...(view.notices ?? []), ...(view.alerts ?? []).map((alert) => ({ level: "warning", ...asNotice(alert) }))];
+  const found = (view.notices ?? []).map((item, place) => ({ ...item, place }));
   byId("no-notices").hidden = found.length > 0;
-  each(byId("notices"), found, (item) => `${item.level} ${item.text}`, () => el("li", {}, el("span", { className: "mark" }),
+  // By place, not by text: a text may count down.
+  each(byId("notices"), found, (item) => item.place, () => el("li", {}, el("span", { className: "mark" }),
     el("div", {}, el("b"), " ", el("span"), " ", el("span", { className: "soft" }), el("a"))), (node, item) => {
     attr(node, "data-level", item.level);
     const [level, words, since, link] = node.lastChild.children;
@@ -113,8 +114,6 @@ function notices(view) {
     runbook(link, item.runbook);
   });
 }
-
-const asNotice = (alert) => (typeof alert === "string" ? { text: alert } : { text: alert.text ?? alert.name ?? "", ...alert });
 
 /** A runbook is an address, or a section of the README, which this page can only name. */
 function runbook(link, where) {
@@ -127,7 +126,7 @@ function runbook(link, where) {
 
 /** Loud, above all else: what makes everything on the page different from usual. */
 function banners(view) {
-  const { levers = {} } = view, found = [];
+  const levers = view.levers ?? {}, found = [];
   if (levers.bypass) found.push(["odd", `Bypass ${until(levers.bypass.until)}: everybody is let go, nothing is limited.`, "End bypass", actions.noBypass]);
   else if (view.status === "bypassed") found.push(["odd", "Bypass: everybody is let go, nothing is limited.", "", null]);
   if (levers.draining || view.status === "draining") found.push(["odd", "Draining: nobody new gets in.", levers.draining ? "Stop draining" : "", actions.undrain]);

@@ -4,7 +4,7 @@ import * as actions from "./actions.js";
 import { attr, bar, byId, each, el, name, text, visible } from "./dom.js";
 import { age, big, count, rate, share, span, usd } from "./format.js";
 import { button } from "./table.js";
-import { BREAKER, SIGNS } from "./words.js";
+import { BREAKER, BUCKETS, SIGNS } from "./words.js";
 
 const FIGURES = [
   ["Running", (u) => count(u.in_flight) + (u.slots_limit ? ` of ${count(u.slots_limit)}` : "")],
@@ -73,11 +73,18 @@ function ofBucket(bucket) {
   if (bucket.closed_s > 0) notes.push(`closed for ${age(bucket.closed_s)}`);
   if (bucket.shadow) notes.push("only watched");
   return {
-    head: bucket.kind ?? bucket.key, title: bucket.key, used, debt,
+    head: headOf(bucket), title: bucket.key, used, debt,
     level: debt || bucket.closed_s > 0 ? "error" : used >= 0.85 ? "warning" : "ok",
     said: `${big(Math.max(0, bucket.level))} of ${big(bucket.capacity)} left, +${rate(bucket.per_second)}`,
     notes: notes.join("; "), share: used,
   };
+}
+
+/** upstream/primary/gpt-5/total: the tokens a minute of one model. */
+function headOf({ key = "", kind = key }) {
+  const model = key.split("/").slice(2, -1).join("/");
+  const words = BUCKETS[kind] ?? visible(kind);
+  return model && model !== "*" ? `${words}, ${visible(model)}` : words;
 }
 
 function ofCache(kv) {
@@ -101,12 +108,12 @@ function makeMeter() {
 function fillMeter(node, meter) {
   const [head, said, track, notes] = node.children;
   attr(node, "data-level", meter.level);
-  text(head, visible(meter.head));
+  text(head, meter.head);
   attr(head, "title", visible(meter.title));
   text(said, meter.said);
   track.classList.toggle("debt", meter.debt);
   bar(track.firstChild, meter.used);
-  attr(track, "aria-label", `${visible(meter.head)} used`);
+  attr(track, "aria-label", `${meter.head} used`);
   attr(track, "aria-valuenow", Math.round(Math.min(1, Math.max(0, meter.used)) * 100));
   attr(track, "aria-valuetext", `${meter.said}${meter.notes ? `; ${meter.notes}` : ""}`);
   const used = typeof meter.share === "number" && meter.head !== "KV cache" ? `${share(Math.max(0, meter.share))} used` : "";

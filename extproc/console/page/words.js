@@ -53,3 +53,8 @@ export const SIGNS = {
 };
 
 export const LEVELS = { error: "Error", warning: "Warning", info: "Note" };
+
+/** Kind of a bucket. */
+export const BUCKETS = {
+  total: "Tokens a minute", input: "Input tokens a minute", output: "Output tokens a minute", requests: "Requests a minute",
+};
