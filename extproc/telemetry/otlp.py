@@ -69,6 +69,11 @@ class Heard:
         self.failed = 0
         logging.getLogger(LIBRARY).setLevel(logging.CRITICAL)
 
+    @property
+    def failing(self) -> bool:
+        """Whether the last was not taken."""
+        return self._since is not None
+
     def failure(self, why: str) -> None:
         """It was not taken."""
         now = self._clock()
@@ -124,15 +129,17 @@ class Push:
         self._thread.start()
 
     def shutdown(self, timeout_s: float) -> None:
-        """Send once more, and no more after that; wait for it so long at most."""
+        """Send once more, and no more after that; wait for it so long at most, and not at all while sending fails."""
         self._stopping.set()
-        self._thread.join(timeout_s)
+        if not self._to.heard.failing:
+            self._thread.join(timeout_s)
         self._to.shutdown()
 
     def _run(self) -> None:
         while not self._stopping.wait(self._every_s):
             self._send()
-        self._send()
+        if not self._to.heard.failing:
+            self._send()
 
     def _send(self) -> None:
         """Whatever goes wrong is told, and the next is tried in its time."""

@@ -6,7 +6,9 @@ import asyncio
 import os
 import resource
 import time
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from extproc.telemetry.catalog import BY_NAME
@@ -18,6 +20,9 @@ LOOK_S = 0.1
 """How often the loop is asked whether it is late. It costs about ten microseconds."""
 RECENT_S = 60.0
 """The worst of so long is told."""
+COUNTED_S = 5.0
+"""For so long a number of open files counts: there may be very many to look through."""
+STATM, FILES = "/proc/self/statm", "/proc/self/fd"
 
 
 class Process:
@@ -27,7 +32,8 @@ class Process:
         """Nothing was seen yet."""
         self.lag = Distribution(BY_NAME["tidegate.loop.lag"].buckets)
         self._worst, self._worst_before = 0.0, 0.0
-        self._began = time.monotonic()
+        self._began = monotonic()
+        self._files: tuple[float, int | None] = (-inf, None)
 
     async def watch(self) -> None:
         """Sleep, and see how much later than asked for that ends, until cancelled."""
@@ -40,7 +46,7 @@ class Process:
     def late(self, seconds: float) -> None:
         """The loop was late by so much."""
         self.lag.record(seconds)
-        now = time.monotonic()
+        now = monotonic()
         if now - self._began >= RECENT_S:
             self._began, self._worst_before, self._worst = now, self._worst, 0.0
         self._worst = max(self._worst, seconds)
@@ -57,23 +63,29 @@ class Process:
             "started_at": STARTED_AT,
             "cpu_s": round(used.ru_utime + used.ru_stime, 3),
             "memory_bytes": _resident(),
-            "open_files": _open_files(),
+            "open_files": self._open_files(),
             "max_files": None if most == resource.RLIM_INFINITY else most,
             "loop_lag_s": round(max(self._worst, self._worst_before), 4),
         }
+
+    def _open_files(self) -> int | None:
+        now = monotonic()
+        if now - self._files[0] >= COUNTED_S:
+            self._files = now, _open_files()
+        return self._files[1]
 
 
 def _resident() -> int | None:
     """Bytes in RAM. Only Linux tells."""
     try:
-        return int(Path("/proc/self/statm").read_bytes().split()[1]) * resource.getpagesize()
+        return int(Path(STATM).read_bytes().split()[1]) * resource.getpagesize()
     except (OSError, ValueError, IndexError):
         return None
 
 
 def _open_files() -> int | None:
     try:
-        return len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208 - but for the one that is listed
+        return len(os.listdir(FILES)) - 1  # noqa: PTH208 - but for the one that is listed
     except OSError:
         return None
 

@@ -52,9 +52,12 @@ class Top(Generic[N]):
         self._clock = clock
         self._half_life_s = half_life_s
         self._aged = clock()
+        self._due = self._aged + half_life_s
 
     def used(self, name: N, tokens: int, usd: float) -> None:
         """A request of `name` was settled."""
+        if self._clock() >= self._due:
+            self._age()
         row = self.rows.get(name) or self._row(name)
         row.weight += tokens + 1
         row.requests += 1
@@ -67,6 +70,8 @@ class Top(Generic[N]):
 
     def refused(self, name: N) -> None:
         """A request of `name` was refused. That weighs as much as a token, so nobody gets to the top by it alone."""
+        if self._clock() >= self._due:
+            self._age()
         row = self.rows.get(name) or self._row(name)
         row.weight += 1
         row.requests += 1
@@ -76,7 +81,8 @@ class Top(Generic[N]):
 
     def told(self) -> list[tuple[N, Row]]:
         """Those who used most of late, most first."""
-        self._age()
+        if self._clock() >= self._due:
+            self._age()
         return nlargest(self.shown, self.rows.items(), key=lambda one: one[1].weight)
 
     def rest(self, told: list[tuple[N, Row]]) -> Row:
@@ -96,7 +102,6 @@ class Top(Generic[N]):
 
     def _drop(self) -> None:
         """The lighter half goes, and what the heaviest of it weighed is taken from all."""
-        self._age()
         weights = sorted(map(_weight, self.rows.values()))
         middle = weights[len(weights) // 2]
         self.rows = {name: row for name, row in self.rows.items() if row.weight > middle}
@@ -105,9 +110,8 @@ class Top(Generic[N]):
 
     def _age(self) -> None:
         since = self._clock() - self._aged
-        if since < self._half_life_s:
-            return
         self._aged += since
+        self._due = self._aged + self._half_life_s
         factor = 0.5 ** (since / self._half_life_s)
         for row in self.rows.values():
             row.weight *= factor
