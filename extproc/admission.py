@@ -109,6 +109,7 @@ class Admission:
             room=self.breakers.room,
             patience=self.copies.patience,
             chance=chance,
+            out=self.breakers.out,
         )
         self.breakers.moved = self.limiter.kick
         self.breakers.flying = self._flying
@@ -127,6 +128,7 @@ class Admission:
             learned=self._learn_size,
             settled=self.limiter.settled,
             retries=self.retries,
+            lenient=self.bypassing,
         )
 
         self.pacing = Pacing(
@@ -176,6 +178,10 @@ class Admission:
     def rates(self, names: tuple[str, ...], model: str) -> Mapping[str, Prices]:
         """Prices of `model` that hold now at each of the upstreams `names`, where they are known."""
         return self._prices.rates(names, model, self._clock.time() + self._epoch_offset)
+
+    def bypassing(self) -> bool:
+        """Whether everybody is let go at once."""
+        return self.limiter.bypassing
 
     def observe(self, event: Event) -> None:
         """Hear an event, and pass it on."""

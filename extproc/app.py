@@ -33,6 +33,7 @@ from extproc.core.policy import Lane
 from extproc.dispatch import Dispatch, Outlook, Timing
 from extproc.examination import Examination
 from extproc.handler import Handler
+from extproc.levers import Drainage, Levers
 from extproc.ports import Exchange, Observer, Record
 from extproc.probes.canary import Canary, Target
 from extproc.probes.engines import Engines
@@ -129,6 +130,7 @@ class Service:
         self._cut = cutter(chains) if settings.gateway.profile == "classic" else None
         self.handler = self._handler()
         self.reloading = Reloading(settings, path, _preload, self._follow)
+        self.levers = Levers(admission, self.reloading, Drainage(self._drain, self._undrain), self.observe)
         self.server = _server(settings, self.handler, admission.hear)
         self._watchdog = Watchdog(settings.service.watchdog_s)
         self._tasks: list[asyncio.Task[Any]] = []
@@ -168,20 +170,30 @@ class Service:
     async def drain(self) -> None:
         """Refuse newcomers and everybody in line; wait for running answers, at most drain_s.
 
-        Where there are others, Envoy is told first to ask them, and who came here before is served as ever.
+        Where there are others, Envoy is told first to ask them, and who came here before is served as ever, but for
+        whom a paused lane holds.
         """
+        self.levers.end()
+        await self._drain()
+
+    async def _drain(self) -> None:
         until = self.clock.time() + self.settings.service.drain_s
         if self.settings.service.addresses:
             self.server.leave()
             await asyncio.sleep(min(LEAVE_S, self.settings.service.drain_s))
-            while (len(self.flights) or self.lanes.total.requests) and self.clock.time() < until:  # noqa: ASYNC110 - same
+            while (len(self.flights) or self.lanes.moving) and self.clock.time() < until:  # noqa: ASYNC110 - same
                 await asyncio.sleep(0.05)
         self.limiter.drain()
         while len(self.flights) and self.clock.time() < until:  # noqa: ASYNC110 - a look now and then will do
             await asyncio.sleep(0.05)
 
+    def _undrain(self) -> None:
+        self.server.stay()
+        self.limiter.undrain()
+
     async def stop(self) -> None:
         """Let go of what still runs, write the levels, end."""
+        await self.levers.stop()
         await self.server.stop()
         tasks = [*self._tasks, *([self._engines] if self._engines else [])]
         for task in tasks:
@@ -215,6 +227,7 @@ class Service:
             "tally": self.tally.snapshot(),
             "lanes": {name: _bounds(rule) for name, rule in self.lanes.rules.items()},
             **self.meter.state(),
+            "levers": self.levers.state(),
         }
 
     def about(self) -> dict[str, Any]:
@@ -321,6 +334,7 @@ class Service:
             chance=random.random,
             rates=self.admission.rates,
             numbers=self._tickets,
+            lenient=self.admission.bypassing,
         )
         timing = Timing(timeouts.first_token_s, timeouts.prompt_tokens_per_s, timeouts.stall_s, timeouts.answer_s)
         health = self.breakers.allows, self.breakers.fits
@@ -338,6 +352,7 @@ class Service:
             outlook=outlook,
             slow=self.breakers.slow,
             cut=self._cut,
+            lenient=self.admission.bypassing,
         )
         return reception, dispatch, wording, Examination(settings.longest_wait_s)
 

@@ -22,8 +22,9 @@ class Breakers:
     """One breaker per upstream. Call `tick` about four times a second.
 
     moved: called after every transition, and while a window grows, so that waiters can be looked at again. flying: how
-    many requests run at an upstream. served: by upstream and endpoint, the model of the last answer that was one; the
-    endpoint of the newest comes last.
+    many requests run at an upstream. out: by name, upstreams that an operator has taken out, and until when on the
+    clock (infinite where that is not known): nobody is sent there. served: by upstream and endpoint, the model of the
+    last answer that was one; the endpoint of the newest comes last.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Breakers:
         self.by_name = {upstream.name: Breaker(upstream.breaker) for upstream in upstreams}
         self.moved: Callable[[], None] = lambda: None
         self.flying: Callable[[str], float] = lambda _: 0.0
+        self.out: dict[str, float] = {}
         self.served: dict[str, dict[Endpoint, str]] = {}
         self._before: dict[str, float] = {}
         self._clock = clock
@@ -51,6 +53,8 @@ class Breakers:
 
     def allows(self, upstream: str) -> bool:
         """Whether users' requests may go there; while traffic returns, whether one more may."""
+        if self.out and upstream in self.out:
+            return False
         breaker = self.by_name[upstream]
         if breaker.state is not State.RAMPING:
             return breaker.state is State.CLOSED
@@ -62,7 +66,17 @@ class Breakers:
 
     def slow(self, upstream: str) -> bool:
         """Whether users are kept away from there, or return by and by, merely because first tokens are late."""
-        return self.by_name[upstream].merely_slow
+        return self.by_name[upstream].merely_slow and upstream not in self.out
+
+    def take_out(self, upstream: str, until: float) -> None:
+        """Send nobody there any more, not even a probe, until then on the clock (infinite: until it is put back)."""
+        self.out[upstream] = until
+        self.moved()
+
+    def put_back(self, upstream: str) -> None:
+        """It goes by its breaker again, which has done what time asked for, but for probes."""
+        if self.out.pop(upstream, None) is not None:
+            self.moved()
 
     def room(self, upstream: str) -> float:
         """How many more may go there while traffic returns; elsewhere any number."""
@@ -81,11 +95,11 @@ class Breakers:
         return inf if breaker is None or breaker.tempo is None else breaker.tempo.baseline(model, prompt).p95_s
 
     def earliest_probe(self, upstreams: tuple[str, ...]) -> float:
-        """When the first of these may be tried, on the clock; infinite when all are closed.
+        """When the first of these may be tried, on the clock; infinite when all are closed, or out for good.
 
         It is past while one is tried, or takes traffic back by and by.
         """
-        return min((self.by_name[name].rests_until for name in upstreams), default=inf)
+        return min(map(self._rests_until, upstreams), default=inf)
 
     def rest_s(self, upstreams: tuple[str, ...]) -> float:
         """Seconds until the first of these may be tried: what is left of its rest, or all of it if it opened now."""
@@ -121,7 +135,7 @@ class Breakers:
     def due(self) -> list[str]:
         """Upstreams that have rested and want a probe."""
         now = self._clock.time()
-        return [name for name, breaker in self.by_name.items() if breaker.due(now)]
+        return [name for name, breaker in self.by_name.items() if breaker.due(now) and name not in self.out]
 
     def signal(self, upstream: str, signal: Signal, cause: str, *, grave: Sign | None = None) -> None:
         """Move one breaker by its table. KeyError when the table has no such entry.
@@ -129,12 +143,26 @@ class Breakers:
         grave: where it is our credit or our key; then it rests long.
         """
         breaker = self.by_name[upstream]
-        before = breaker.state
+        before, shut = breaker.state, breaker.sizes.shut
         breaker.move(signal, now=self._clock.time(), chance=self._chance(), grave=grave is not None)
         verdict = Verdict(grave)
         if grave is not None:
             breaker.verdict = verdict
+        for sizes in shut if signal is Signal.RESET else ():
+            self._observe(SizesMoved(upstream, sizes, shut=False, cause=cause))
         self._announce(upstream, before, cause, verdict)
+
+    def trip(self, upstream: str, cause: str) -> None:
+        """Open one by hand; of one that is open the rest begins anew, and grows no longer for it."""
+        breaker = self.by_name[upstream]
+        if breaker.state is State.OPEN:
+            breaker.rest_anew(self._clock.time(), self._chance())
+        else:
+            self.signal(upstream, Signal.TRIP, cause)
+
+    def reset(self, upstream: str, cause: str) -> None:
+        """Close one by hand, and forget what was counted."""
+        self.signal(upstream, Signal.RESET, cause)
 
     def tick(self) -> None:
         """Do what time asks for: windows grow, and what has rested or returned is told."""
@@ -162,6 +190,12 @@ class Breakers:
                 one["sizes_kept_away"] = shut
             told[name] = one
         return told
+
+    def _rests_until(self, upstream: str) -> float:
+        breaker, out = self.by_name[upstream], self.out.get(upstream)
+        if out is None:
+            return breaker.rests_until
+        return out if breaker.state is State.CLOSED else max(out, breaker.rests_until)
 
     def _note_size(
         self, upstream: str, evidence: Evidence, cause: str, *, began: float, now: float, chance: float

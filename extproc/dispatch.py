@@ -77,10 +77,12 @@ class Dispatch:
         outlook: Outlook,
         slow: Callable[[str], bool] = lambda _: False,
         cut: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
+        lenient: Callable[[], bool] = lambda: False,
     ) -> None:
         """Keep them. `fits`: whether an upstream answers prompts of so many tokens well. `retries` lends second
         attempts at an only upstream; None for never. slow: whether a breaker keeps users away merely because first
         tokens are late. cut: the beginning of an order that Envoy can be told (see core.orders); None where any can.
+        lenient: whether at the moment nobody is too full to stand behind another.
         """
         self._retries = retries
         self._policy = policy
@@ -92,6 +94,7 @@ class Dispatch:
         self._fits = fits
         self._slow = slow
         self._cut = cut
+        self._lenient = lenient
         self._outlook = outlook
         self._waits: dict[tuple[str, str, str], tuple[float, float]] = {}
         """By lane, route and upstream: when a wait was forecast, and for when."""
@@ -293,6 +296,8 @@ class Dispatch:
         )
 
     def _has_room(self, wants: Wants, name: str, terms: Terms) -> bool:
+        if self._lenient():
+            return True
         levels, now = self._capacity.levels(), self._clock.time()
         return all(
             counter.shadow or counter.wait_for(claim.amount, now, terms) <= 0

@@ -111,13 +111,16 @@ class Flights:
         learned: Learned,
         settled: Callable[[Request, Size], None] = lambda _request, _used: None,
         retries: RetryBudget | None = None,
+        lenient: Callable[[], bool] = lambda: False,
     ) -> None:
         """`rates` tells the prices of a model at some upstreams that hold now, where they are known.
 
         `freed` is called after capacity came back; `learned` hears of every usage that an upstream reported, and
         `settled` of what every request that departed really used, once. `retries` lent what flights try `again` with.
+        lenient: whether nobody is refused at the moment, for want of what is its own.
         """
         self._retries = retries
+        self._lenient = lenient
         self._policy = policy
         self._capacity = capacity
         self._allowances = allowances
@@ -230,41 +233,42 @@ class Flights:
 
     async def _take_own(self, request: Request, allowance: Allowance) -> None:
         """Take the allowance. When this raises, nothing is taken and its books are closed."""
-        rejected = self._too_large(request, allowance)
-        if rejected is None or request.observed:
+        rejected, goes = self._too_large(request, allowance), request.observed or self._lenient()
+        if rejected is None or goes:
             take = self._ask if self._capacity.immediate else self._take
-            answer = await take(request, allowance)
+            answer = await take(request, allowance, goes=goes)
             for key in answer.shadowed:
                 self._observe(Shadowed(request, _limit(key)))
             if rejected is None and answer.option is None:
                 rejected = self._spent(request, answer)
         if rejected is None:
             return
-        if not request.observed:
+        if not goes:
             self._allowances.close(allowance)
             raise rejected
         self._observe(Observed(request, rejected.reason))
 
-    async def _take(self, request: Request, allowance: Allowance) -> Answer:
+    async def _take(self, request: Request, allowance: Allowance, *, goes: bool) -> Answer:
         """The answer, seen through: what it brings to somebody who was cancelled meanwhile goes back."""
-        asking = asyncio.ensure_future(self._ask(request, allowance))
+        asking = asyncio.ensure_future(self._ask(request, allowance, goes=goes))
         try:
             return await asyncio.shield(asking)
         except BaseException:
-            asking.add_done_callback(partial(self._return_unwanted, request, allowance))
+            asking.add_done_callback(partial(self._return_unwanted, allowance, goes=goes))
             raise
 
-    async def _ask(self, request: Request, allowance: Allowance) -> Answer:
+    async def _ask(self, request: Request, allowance: Allowance, *, goes: bool) -> Answer:
+        """goes: it goes all the same, into debt."""
         if allowance.first:
             await self._allowances.prepare(allowance)
         [answer] = await self._capacity.take([Ask(request.ticket, (Option(request.tenant, allowance.claims),))])
-        if answer.option is None and request.observed:
+        if answer.option is None and goes:
             await self._capacity.change([Change(claim.key, -claim.amount) for claim in allowance.claims])
         return answer
 
-    def _return_unwanted(self, request: Request, allowance: Allowance, asking: asyncio.Future[Answer]) -> None:
+    def _return_unwanted(self, allowance: Allowance, asking: asyncio.Future[Answer], *, goes: bool) -> None:
         failed = asking.cancelled() or asking.exception() is not None
-        if failed or (asking.result().option is None and not request.observed):
+        if failed or (asking.result().option is None and not goes):
             self._allowances.close(allowance)
             return
         returning = asyncio.ensure_future(self._return(allowance))

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import field
-from itertools import count
+from itertools import count, islice
 from math import inf, isfinite
 from operator import itemgetter
+from types import MappingProxyType
 
-from extproc.core.capacity import Answer, Ask, Change, Claim, Option
+from extproc.core.capacity import Absent, Answer, Ask, Change, Claim, Option
 from extproc.core.events import Observed, PassedOver, Queued, Shadowed, Spell, Waited
 from extproc.core.forecast import Forecast, Pace
 from extproc.core.lanes import Lanes, terms_of
@@ -53,6 +54,10 @@ MAX_LOOKS = 500
 BROKE = "what may be spent on this model's upstreams does not cover this request, and none of them is free"
 LEAST_RETRY_S = 1.0
 """Nobody is told to come back sooner."""
+NOBODY: Mapping[str, float] = MappingProxyType({})
+OUT = "an operator has taken all upstreams of this model that could serve it out of use"
+AT_ONCE = 500
+"""So many who wait are let go in one step of a bypass; then the loop has a turn for others."""
 
 
 @value
@@ -100,18 +105,19 @@ class _Turn(Waiter):
     fitting: the upstreams that answer such prompts well, by which it was put in line. promise: one that it came too
     early for. verdict: why it had to make room for others. charging: what it was let go
     for is being taken. stood: the line it stands in, since when, and for want of what that had been held by then.
-    spells: the same of lines it left.
+    spells: the same of lines it left. whole: what it wanted when it came, before it was left with what is owned alone.
     """
 
     __slots__ = (
         "charging", "event", "fitting", "predicted_s", "promise", "spells", "stood", "timer", "verdict", "wants",
+        "whole",
     )  # fmt: skip
 
     def __init__(self, request: Request, seq: int, wants: Wants, since: float, before: float) -> None:
         super().__init__(request, Group(), seq, since, before)
         self.event = asyncio.Event()
         self.timer: asyncio.TimerHandle | None = None
-        self.wants = wants
+        self.wants = self.whole = wants
         self.fitting = wants.names
         self.promise: Promise | None = None
         self.charging = False
@@ -151,6 +157,7 @@ class Limiter:
         bounds: Bounds | None = None,
         new_share: Callable[[str], float] = lambda _: SessionLimits().new_share,
         chance: Callable[[], float] = random.random,
+        out: Mapping[str, float] = NOBODY,
     ) -> None:
         """`earliest_probe` tells when the first of some upstreams may be tried again, on the clock.
 
@@ -160,10 +167,10 @@ class Limiter:
         client's retry that would have to wait and was not told to come now: 0 when it may, else the seconds after which
         it may come again.
         bounds: of all lanes together. new_share: which share of a lane's room and patience a tenant's new sessions may
-        use. `chance` is in [0, 1).
+        use. `chance` is in [0, 1). out: by name, upstreams to which nobody is sent, whatever their breakers say.
         """
         self.lanes = lanes
-        self.draining = False
+        self.draining = self.bypassing = False
         self.promises = Promises()
         self.forecast = Forecast(lanes, self.promises, pace, allows, slow)
         self._capacity = capacity
@@ -179,6 +186,7 @@ class Limiter:
         self._bounds = bounds or Bounds()
         self._new_share = new_share
         self._chance = chance
+        self._out = out
         self._seq = count()
         self._wake = asyncio.Event()
         self._newcomers: list[_Turn] = []
@@ -222,6 +230,61 @@ class Limiter:
             _turn(waiter).event.set()
         self._wake.set()
 
+    def undrain(self) -> None:
+        """Take in again. Who was refused meanwhile has been refused."""
+        self.draining = False
+        self._wake.set()
+
+    def pause(self, lane: str, until: float = inf) -> None:
+        """Let nobody of a lane go until then, on the clock; infinite where that is not known. KeyError for no lane.
+
+        Who comes waits as long as its lane lets it. See `disown`, too.
+        """
+        rule = self.lanes.rules[lane]
+        self.lanes.paused[lane] = until
+        self.forecast.demand.forget(rule.rank)
+        self.kick()
+
+    async def disown(self, lane: str) -> None:
+        """Keep nothing free any more for a lane that was paused, whatever it asked for before."""
+        rule = self.lanes.rules[lane]
+        keys = [key for key in self._capacity.levels() if key.startswith("upstream/")]
+        await self._capacity.tune([Absent(key, lane, rule.rank) for key in keys])
+        self.kick()
+
+    def resume(self, lane: str) -> None:
+        """Let them go again, at once where there is room."""
+        if self.lanes.paused.pop(lane, None) is not None:
+            self.kick()
+
+    def bypass(self) -> None:
+        """Let everybody go at once from now on, into debt where there is no room, also whom a paused lane holds.
+
+        Only who may be sent nowhere, because all is taken out, is refused.
+        """
+        self.bypassing = True
+        self.kick()
+
+    def no_bypass(self) -> None:
+        """Decide again. What went meanwhile is owed."""
+        self.bypassing = False
+        self.kick()
+
+    def look_around(self) -> None:
+        """Upstreams were taken out: who can be served by nobody else in time is refused now, not when it has waited.
+
+        Where all its upstreams only rest it goes on waiting, as ever.
+        """
+        for turn in list(map(_turn, self.lanes.waiters())):
+            if turn.wants.forced and turn.wants.names[0] in self._out:
+                turn.wants = turn.whole
+                turn.fitting = self._fitting(turn.wants)
+                self._regroup(turn, _group(turn, first_only=not turn.spilled))
+            names = self._affordable(turn.wants)
+            if all(name in self._out for name in names) and self._earliest_probe(names) > turn.request.wait_until:
+                self._turn_away(turn, Rejected(Reason.NO_UPSTREAM, OUT, retry_after=self._back_s(names)))
+        self.kick()
+
     async def acquire(
         self, request: Request, wants: Wants, queued: Callable[[float], Awaitable[None]], since: float | None = None
     ) -> Grant:
@@ -231,12 +294,15 @@ class Limiter:
         """
         if self.draining:
             raise Rejected(Reason.DRAINING, retry_after=LEAST_RETRY_S)
-        wants = self._in_reach(request, wants)
-        if self._capacity.immediate and not self.lanes.total.requests:
+        if self.bypassing:
+            return Grant(await self._pass_through(request, wants), waited=False)
+        whole, wants = wants, self._in_reach(request, wants)
+        if self._capacity.immediate and self._nobody_waits(request.lane):
             option = await self._at_once(request, wants)
             if option is not None:
                 return Grant(option.name, waited=False)
         turn = self._join(request, wants, since)
+        turn.whole = whole
         try:
             await self._first_look(turn)
             if turn.granted is not None:
@@ -304,8 +370,20 @@ class Limiter:
         return self._predicted_s(Waiter(request, Group(), next(self._seq)), wants)
 
     def _predicted_s(self, waiter: Waiter, wants: Wants) -> float:
-        names = self._in_view(waiter.request, wants)
-        return self.forecast.wait_s(waiter, names, wants.prices, self._capacity.levels(), self._clock.time())
+        names, held_s = self._in_view(waiter.request, wants), self._held_s(waiter.request.lane)
+        levels, now = self._capacity.levels(), self._clock.time()
+        return held_s + self.forecast.wait_s(waiter, names, wants.prices, levels, now, held_s)
+
+    def _held_s(self, lane: str) -> float:
+        """Seconds for which a lane is paused, as far as its end is known; 0 where it is not, or not paused."""
+        until = self.lanes.paused.get(lane, -inf)
+        return max(0.0, until - self._clock.time()) if isfinite(until) else 0.0
+
+    def _nobody_waits(self, lane: str) -> bool:
+        """Whether one that comes to this lane may go at once where there is room."""
+        if not self.lanes.paused:
+            return not self.lanes.total.requests
+        return lane not in self.lanes.paused and not self.lanes.moving
 
     def _in_reach(self, request: Request, wants: Wants) -> Wants:
         """Where all are sick and rest for longer than the request can wait, what is owned serves all the same."""
@@ -314,14 +392,18 @@ class Limiter:
             return wants
         if self._earliest_probe(names) <= request.wait_until:
             return wants
-        owned = next((name for name in names if name in self._owned), None)
+        owned = next((name for name in names if name in self._owned and name not in self._out), None)
         return wants if owned is None else Wants((owned,), wants.prices, forced=True, prompt=wants.prompt)
 
     def _open(self, wants: Wants) -> list[str]:
         """The upstreams that may be asked now: those that answer such prompts well, where there are any."""
         paid = self._affordable(wants)
-        names = list(paid) if wants.forced else askable(paid, self._allows, self._slow)
+        names = self._in_use(paid) if wants.forced else askable(paid, self._allows, self._slow)
         return [name for name in names if self._fits(name, wants.prompt)] or names
+
+    def _in_use(self, names: tuple[str, ...]) -> list[str]:
+        """Those that are not taken out."""
+        return [name for name in names if name not in self._out]
 
     def _fitting(self, wants: Wants) -> tuple[str, ...]:
         """Those that answer such prompts well, where there are any: others who want them all must not stand behind."""
@@ -404,18 +486,67 @@ class Limiter:
         """What is only observed goes to its first choice now, whatever is free there."""
         if self.draining:
             raise Rejected(Reason.DRAINING, retry_after=LEAST_RETRY_S)
-        request, wants = turn.request, turn.wants
+        name = next(iter(self._open(turn.wants)), None) or self._first_in_use(turn.wants)
         reason, predicted = self._would_be(turn)
         if turn.flow is not None:
             self.lanes.serve(turn)
-        self._observe(Observed(request, reason, predicted))
-        name = next(iter(self._open(wants)), wants.names[0])
-        turn.gone, turn.granted = True, Option(name, wants.prices[name])
-        self._note(request, turn.granted)
-        charging = self._charge(turn, turn.granted)
+        self._observe(Observed(turn.request, reason, predicted))
+        return await self._send(turn, name)
+
+    async def _send(self, turn: _Turn, name: str) -> str:
+        """Let it go there, whatever is free."""
+        turn.gone, turn.granted = True, Option(name, turn.wants.prices[name])
+        self._note(turn.request, turn.granted)
+        charging = self._charge([turn])
         await (charging if self._capacity.immediate else asyncio.shield(charging))
         self.kick()
         return name
+
+    async def _pass_through(self, request: Request, wants: Wants) -> str:
+        """Let a newcomer go without asking anybody: to whom a breaker lets it, else to the first there is."""
+        turn = _Turn(request, next(self._seq), wants, request.arrived, inf)
+        if len(self.promises):
+            self.promises.claim(request, self._clock.time())
+        name = self._bypassed_to(wants)
+        try:
+            return await self._send(turn, name)
+        except BaseException:
+            await self._leave(turn)
+            raise
+
+    def _bypassed_to(self, wants: Wants) -> str:
+        """Where to in a bypass; money does not count. Rejected when all is taken out."""
+        names = [name for name in wants.names if self._allows(name)]
+        return next((name for name in names if self._fits(name, wants.prompt)), None) or self._first_in_use(wants)
+
+    def _first_in_use(self, wants: Wants) -> str:
+        name = next(iter(self._in_use(wants.names)), None)
+        if name is None:
+            raise Rejected(Reason.NO_UPSTREAM, OUT, retry_after=self._back_s(wants.names))
+        return name
+
+    def _back_s(self, names: tuple[str, ...]) -> float | None:
+        """Seconds until the first of those that are taken out may be asked again, None where nobody knows."""
+        seconds = self._earliest_probe(names) - self._clock.time()
+        return max(LEAST_RETRY_S, seconds) if isfinite(seconds) else None
+
+    async def _release(self) -> None:
+        """Let some of those go who wait, in a bypass. Who waits in more than one step is let go in the next."""
+        turns = []
+        for turn in list(map(_turn, islice(self.lanes.waiters(), AT_ONCE))):
+            try:
+                name = self._bypassed_to(turn.whole)
+            except Rejected as rejected:
+                self._turn_away(turn, rejected)
+                continue
+            self.lanes.serve(turn)
+            turn.gone, turn.granted, turn.wants = True, Option(name, turn.whole.prices[name]), turn.whole
+            self._note(turn.request, turn.granted)
+            turns.append(turn)
+        await self._charge(turns)
+        for turn in turns:
+            turn.event.set()
+        self.kick()
 
     def _would_be(self, turn: _Turn) -> tuple[Reason | None, float]:
         """For what reason it would be refused, None when it would wait, and the forecast."""
@@ -427,13 +558,17 @@ class Limiter:
             reason = Reason.LANE_FULL
         return reason, predicted
 
-    async def _charge(self, turn: _Turn, option: Option) -> None:
-        """Take whether it is there or not, and give back if it turns out that the waiter has left meanwhile."""
-        turn.charging = True
-        await self._capacity.change([Change(claim.key, -claim.amount) for claim in option.claims])
-        turn.charging = False
-        if turn.granted is None:
-            await self._give_back(option)
+    async def _charge(self, turns: list[_Turn]) -> None:
+        """Take what each is let go for, whether it is there or not, and give back for whoever has left meanwhile."""
+        charged = [(turn, turn.granted) for turn in turns if turn.granted is not None]
+        for turn, _ in charged:
+            turn.charging = True
+        changes = [Change(claim.key, -claim.amount) for _, option in charged for claim in option.claims]
+        await self._capacity.change(changes)
+        for turn, option in charged:
+            turn.charging = False
+            if turn.granted is None:
+                await self._give_back(option)
 
     async def _wait(self, turn: _Turn, queued: Callable[[float], Awaitable[None]]) -> None:
         request = turn.request
@@ -556,8 +691,10 @@ class Limiter:
         request, promise, now = turn.request, turn.promise, self._clock.time()
         predicted = self._predicted_s(turn, turn.wants) if predicted is None else predicted
         if not isfinite(predicted):
-            probe_s = self._earliest_probe(self._affordable(turn.wants)) - now
-            return Rejected(reason, retry_after=max(LEAST_RETRY_S, probe_s))
+            names = self._affordable(turn.wants)
+            if any(name in self._out for name in names):
+                return Rejected(reason, retry_after=self._back_s(names))
+            return Rejected(reason, retry_after=max(LEAST_RETRY_S, self._earliest_probe(names) - now))
         if promise is not None and promise.due > now:
             since, seconds, turn_s = promise.since, promise.due - now, promise.second - now
         else:
@@ -565,7 +702,7 @@ class Limiter:
             since, turn_s = turn.since, predicted
             seconds = self.forecast.comeback_s(request, predicted, room)
         seconds = max(LEAST_RETRY_S, seconds)
-        late_s = now + turn_s - since - self._paused_s(turn.wants)
+        late_s = now + turn_s - since - self._paused_s(turn.wants) - self._held_s(request.lane)
         if late_s > self.lanes.rules[request.lane].max_wait_s and self._overrun(turn):
             seconds = max(seconds, LONG_S + LEAST_RETRY_S)
         elif request.fingerprint:
@@ -600,13 +737,17 @@ class Limiter:
             turn.timer = None
 
     async def _pass(self) -> None:
+        """Let go whoever may, as far as that can be done before others should have a turn of the loop."""
+        await (self._release() if self.bypassing else self._ask_for_all())
+
+    async def _ask_for_all(self) -> None:
         """Ask for every head until nobody is granted any more, or until others should have a turn of the loop.
 
         Where a call takes time, for ever more of a line at once while that goes on.
         """
         deep: dict[Line, int] = {}
         looks = 0
-        while not self.draining and (heads := self._heads(deep)):
+        while not (self.draining or self.bypassing) and (heads := self._heads(deep)):
             newcomers, self._newcomers = self._newcomers, []
             lines = [head.flow.line for head, _ in heads if head.flow]
             asks = [Ask(h.request.ticket, self._options(h), f, self._terms[h.request.lane]) for h, f in heads]
@@ -641,6 +782,8 @@ class Limiter:
             if looks >= MAX_LOOKS:
                 self.kick()
                 return
+        newcomers, self._newcomers = self._newcomers, []
+        self._tell(newcomers, whole=True)  # nobody can be asked for: their lanes are paused
         self.forecast.served.looked((), self._clock.time())
 
     def _heads(self, deep: dict[Line, int]) -> list[tuple[Waiter, bool]]:

@@ -1,7 +1,8 @@
 """What the inside needs of the outside, small and owned by those who call it.
 
 Clock tells the time; Exchange is one request's conversation with Envoy; Capacity counts what is shared; Observer hears
-what happened. Records are what Envoy reports about requests after the fact.
+what happened; Operations are what an operator may do meanwhile. Records are what Envoy reports about requests after the
+fact.
 """
 
 from __future__ import annotations
@@ -15,7 +16,18 @@ from extproc.core.capacity import Answer, Ask, Change, Store, Tuning
 from extproc.core.events import Event
 from extproc.core.value import value
 
-__all__ = ["Capacity", "Clock", "Departure", "Exchange", "Gone", "Head", "Observer", "Record", "RecordKind"]
+__all__ = [
+    "Capacity",
+    "Clock",
+    "Departure",
+    "Exchange",
+    "Gone",
+    "Head",
+    "Observer",
+    "Operations",
+    "Record",
+    "RecordKind",
+]
 
 
 class Clock(Protocol):
@@ -181,3 +193,69 @@ class Record:
     error: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     tail: Mapping[str, str | float] = field(default_factory=dict)
+
+
+class Operations(Protocol):
+    """What an operator may do to a running service; see levers, which says what each of them means.
+
+    for_s: seconds after which it returns by itself, above 0 and at most 30 days; None: not before it is undone, or the
+    process ends. by: who does it, for the log. Each may be repeated: what is so already stays so, and the newest for_s
+    counts. LookupError, with words, where there is no such lane, upstream or change; ValueError, with words, for what
+    cannot be.
+    """
+
+    def state(self) -> dict[str, Any]:
+        """What is moved at the moment; `until` are epoch seconds, None for what does not return by itself.
+
+        {"bypass": {"until"} | None, "draining": bool, "lanes": {name: {"paused": bool, "until"}},
+        "upstreams": {name: {"out": bool, "until"}}, "changes": [{"id", "place", "value", "was", "until"}]}
+        """
+        ...
+
+    async def pause(self, lane: str, for_s: float | None = None, *, by: str = "operator") -> None:
+        """Let nobody of a lane go."""
+        ...
+
+    async def resume(self, lane: str, *, by: str = "operator") -> None:
+        """Let them go again."""
+        ...
+
+    async def trip(self, upstream: str, *, by: str = "operator") -> None:
+        """Open its breaker."""
+        ...
+
+    async def reset(self, upstream: str, *, by: str = "operator") -> None:
+        """Close its breaker."""
+        ...
+
+    async def take_out(self, upstream: str, for_s: float | None = None, *, by: str = "operator") -> None:
+        """Send nobody there."""
+        ...
+
+    async def put_back(self, upstream: str, *, by: str = "operator") -> None:
+        """Send there again."""
+        ...
+
+    async def change(self, place: str, value: float, for_s: float | None = None, *, by: str = "operator") -> str:
+        """Go by another value of one setting; the id of this change."""
+        ...
+
+    async def revert(self, change: str, *, by: str = "operator") -> None:
+        """End a change."""
+        ...
+
+    async def bypass(self, for_s: float | None = None, *, by: str = "operator") -> None:
+        """Let everybody go at once."""
+        ...
+
+    async def no_bypass(self, *, by: str = "operator") -> None:
+        """Decide again."""
+        ...
+
+    async def drain(self, *, by: str = "operator") -> None:
+        """Take nobody in any more."""
+        ...
+
+    async def undrain(self, *, by: str = "operator") -> None:
+        """Take in again."""
+        ...

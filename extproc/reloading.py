@@ -4,6 +4,9 @@ A file counts as changed when its content is another, however it came there: wri
 swap of a link somewhere above it, as Kubernetes does for a ConfigMap. It is looked at once a second, and read when it
 has held still for a second, so that half a file is never taken for one. SIGHUP has it read at once.
 
+What an operator changed by hand for a while (settings.overlay) lies over what the file says, whatever that is by then.
+Should both together make no sense any more, the file counts, and what does not go with it ends.
+
 A file with a mistake is refused as `tidegate check` would, and what holds goes on holding; so is what is no file but a
 pipe or a folder, for nobody waits for what may never come. What cannot be followed keeps its old value and is told by
 name, on the log and on the state page, with what it needs.
@@ -29,6 +32,7 @@ from typing import Any
 from extproc.settings import Settings, SettingsError, load
 from extproc.settings.changes import Difference, differences, follow, version_of
 from extproc.settings.loading import MOST_BYTES
+from extproc.settings.overlay import Change, overlaid, value_at
 
 __all__ = ["Reloading", "Told", "Watch"]
 
@@ -96,7 +100,7 @@ def _content(path: Path) -> bytes:
 @dataclass(slots=True)
 class Told:
     """What became of reloads. at: when the last one ended, in epoch seconds, None before any. problems: of the last
-    one, if it was refused. waiting: what of the file does not hold yet.
+    one, if it was refused. waiting: what of the file does not hold yet. changed: what holds that the file does not say.
     """
 
     version: str
@@ -105,6 +109,7 @@ class Told:
     at: float | None = None
     problems: list[str] = field(default_factory=list)
     waiting: list[Difference] = field(default_factory=list)
+    changed: list[Difference] = field(default_factory=list)
 
     def state(self) -> dict[str, Any]:
         """For the state page."""
@@ -114,6 +119,7 @@ class Told:
             "reloaded_at": self.at,
             "problems": list(self.problems),
             "waiting": [{"change": str(one), "needs": one.need} for one in self.waiting],
+            "changed": [str(one) for one in self.changed],
         }
 
 
@@ -128,13 +134,29 @@ def _yielding() -> Iterator[None]:
         sys.setswitchinterval(usual)
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Settings that are to hold, and the changes in them. news: how they differ from what held before."""
+
+    held: Settings
+    changes: tuple[Change, ...]
+    beneath: dict[str, float | None]
+    news: list[Difference]
+    changed: list[Difference]
+    version: str
+
+
 def _listed(changes: list[Difference]) -> str:
     told = [str(one) for one in changes[:MOST_TOLD]]
     return "; ".join([*told, f"and {len(changes) - len(told)} more"] if len(changes) > len(told) else told)
 
 
 class Reloading:
-    """See the head of this file. `apply` makes settings hold, in one step; `started` are those of the start."""
+    """See the head of this file. `apply` makes settings hold, in one step; `started` are those of the start.
+
+    changes: what lies over the file, oldest first; beneath: by their ids, what each of them covers (None: nothing set).
+    dropped: told of changes that end because the file does not go with them.
+    """
 
     def __init__(
         self,
@@ -143,10 +165,17 @@ class Reloading:
         prepare: Callable[[Settings], Any],
         apply: Callable[[Settings], Awaitable[None]],
         look_s: float = LOOK_S,
+        *,
+        aside: Callable[..., Awaitable[Any]] = asyncio.to_thread,
     ) -> None:
-        """`prepare` does beforehand, in a thread, whatever would take long. path None: there is no file."""
+        """`prepare` does beforehand whatever would take long. path None: there is no file. aside: runs such things."""
         self.told = Told(version_of(started))
-        self._started = self._holds = started
+        self.changes: tuple[Change, ...] = ()
+        self.beneath: dict[str, float | None] = {}
+        self.dropped: Callable[[Change], None] = lambda _: None
+        self._aside = aside
+        self._turn = asyncio.Lock()
+        self._started = self._says = self._holds = started
         self._path = path
         self._prepare = prepare
         self._apply = apply
@@ -175,26 +204,44 @@ class Reloading:
 
     async def reload(self, path: Path) -> bool:
         """Read the file and let it hold as far as that can be. False when it was refused."""
-        try:
-            held, changes, waiting = await asyncio.to_thread(self._read, path)
-        except SettingsError as error:
-            self._refuse(error.problems)
-            return False
-        except Exception as error:
-            log.exception("config could not be prepared")
-            self._refuse([f"{path}: cannot be prepared: {type(error).__name__}: {error}"])
-            return False
-        version = await asyncio.to_thread(version_of, held)
-        if changes:
-            await self._apply(held)
-        self._holds = held
-        told, news = self.told, [one for one in waiting if one not in self.told.waiting]
-        told.version, told.waiting, told.problems = version, waiting, []
-        told.applied, told.at = told.applied + 1, time.time()
-        log.warning("config %s holds: %s", told.version, _listed(changes) or "nothing differs from what held")
-        for one in news:
-            log.warning("config: %s is kept back, it %s", one, one.need)
-        return True
+        async with self._turn:
+            try:
+                says, waiting, made = await self._aside(self._read, path)
+            except SettingsError as error:
+                self._refuse(error.problems)
+                return False
+            except Exception as error:
+                log.exception("config could not be prepared")
+                self._refuse([f"{path}: cannot be prepared: {type(error).__name__}: {error}"])
+                return False
+            await self._hold(says, made)
+            told, news = self.told, [one for one in waiting if one not in self.told.waiting]
+            told.waiting, told.problems = waiting, []
+            told.applied, told.at = told.applied + 1, time.time()
+            log.warning("config %s holds: %s", told.version, _listed(made.news) or "nothing differs from what held")
+            for one in news:
+                log.warning("config: %s is kept back, it %s", one, one.need)
+            return True
+
+    async def change(self, change: Change) -> None:
+        """Lay a value over what the file says. SettingsError where that cannot be."""
+        async with self._turn:
+            made = await self._aside(self._make, self._says, (*self.changes, change), strict=True)
+            await self._hold(self._says, made)
+            log.warning(
+                "config %s holds, changed for a while: %s", self.told.version, _listed(made.news) or "as it was"
+            )
+
+    async def revert(self, change: str) -> None:
+        """Go by what lies beneath it again. Nothing happens where there is no such change (any more)."""
+        async with self._turn:
+            left = tuple(one for one in self.changes if one.id != change)
+            if len(left) < len(self.changes):
+                made = await self._aside(self._make, self._says, left, strict=False)
+                await self._hold(self._says, made)
+                log.warning(
+                    "config %s holds, a change is over: %s", self.told.version, _listed(made.news) or "as it was"
+                )
 
     def _is_other(self, path: Path) -> bool:
         """Not if it was a pipe, which can be read once."""
@@ -213,14 +260,56 @@ class Reloading:
         self._asked.clear()
         return True
 
-    def _read(self, path: Path) -> tuple[Settings, list[Difference], list[Difference]]:
-        """What is to hold, what of it is new, and what has to wait."""
+    def _read(self, path: Path) -> tuple[Settings, list[Difference], _Made]:
+        """What the file says as far as it can hold, what has to wait, and what is to hold."""
         if path.exists() and not path.is_file():
             raise SettingsError([f"{path}: is not a file"])
         with _yielding():
-            held, waiting = follow(self._started, load(path))
+            says, waiting = follow(self._started, load(path))
+        return says, waiting, self._make(says, self.changes, strict=False)
+
+    def _make(self, says: Settings, changes: tuple[Change, ...], *, strict: bool) -> _Made:
+        """What is to hold. strict: SettingsError where changes do not go with it, instead of leaving those out."""
+        with _yielding():
+            try:
+                held = overlaid(self._started, says, changes)
+            except SettingsError:
+                if strict:
+                    raise
+                held, changes = self._without_misfits(says, changes)
             self._prepare(held)
-            return held, differences(self._holds, held), waiting
+            beneath: dict[str, float | None] = {}
+            known: dict[str, float | None] = {}
+            for change in changes:
+                place = change.place
+                beneath[change.id] = known[place] if place in known else value_at(says, place)
+                known[place] = change.value
+            news = differences(self._holds, held)
+            changed = differences(says, held) if changes else []
+            return _Made(held, changes, beneath, news, changed, version_of(held))
+
+    def _without_misfits(self, says: Settings, changes: tuple[Change, ...]) -> tuple[Settings, tuple[Change, ...]]:
+        """Those of the changes that can be laid over it, one after the other."""
+        held, kept = says, tuple[Change, ...]()
+        for change in changes:
+            try:
+                held = overlaid(self._started, says, (*kept, change))
+            except SettingsError as error:
+                why = "; ".join(error.problems)
+                log.error("config: the change of %s to %g ends: %s", change.place, change.value, why)  # noqa: TRY400
+            else:
+                kept = (*kept, change)
+        return held, kept
+
+    async def _hold(self, says: Settings, made: _Made) -> None:
+        if made.news:
+            await self._apply(made.held)
+        former, self.changes, self.beneath = self.changes, made.changes, made.beneath
+        self._says, self._holds = says, made.held
+        self.told.version, self.told.changed = made.version, made.changed
+        for change in former:
+            if change not in self.changes:
+                self.dropped(change)
 
     def _refuse(self, problems: list[str]) -> None:
         self.told.refused, self.told.at, self.told.problems = self.told.refused + 1, time.time(), problems

@@ -288,19 +288,27 @@ class Breaker:
     def move(self, signal: Signal, *, now: float, chance: float, grave: bool = False) -> None:
         """Follow the table. KeyError when the table has no such entry. grave: if it opens, it rests long.
 
-        A RESET forgets what was usual there, too.
+        A RESET forgets what was usual there, too, which sizes are kept away, and how often it has rested.
         """
         state = TABLE[self.state, signal]
         if signal not in STILL_SLOW:
             self.merely_slow = False
         if signal is Signal.RESET:
-            self.slow_since = inf
+            self.slow_since, self.openings, self.graves = inf, 0, 0
+            self.sizes.reset(now)
         if state is State.OPEN:
             self._open(now, chance, grave=grave and self.rules.quarantine_s is not None)
         else:
             self.rests_until = inf if state is State.CLOSED else min(self.rests_until, now)
         self._forget(anew=signal is Signal.RESET)
         self.state, self.since, self.fresh = state, now, now
+
+    def rest_anew(self, now: float, chance: float) -> None:
+        """One that is open begins its rest once more: as long as a rest was when it opened, and never shorter than it
+        would be.
+        """
+        rest = _doubled(self.rules.cool_down_s, self.rules.cool_down_max_s, max(0, self.openings - 1))
+        self.rests_until = max(self.rests_until, now + rest * (1.0 + self.rules.jitter * chance))
 
     def numbers(self, now: float) -> dict[str, float]:
         """What is counted at the moment, as far as it is."""
@@ -482,6 +490,14 @@ class Sizes:
         self._classes = self._classes or [_SizeClass(ratio.window_s) for _ in range(len(SIZES) + 1)]
         for each in self._classes:
             each.answers = each.answers.over(ratio.window_s)
+
+    def reset(self, now: float) -> None:
+        """All is well, whatever was asked before."""
+        for each in self._classes:
+            each.answers.clear()
+            each.blamed.clear()
+            each.since, each.until, each.openings = now, -inf, 0
+        self._shut.clear()
 
     def fits(self, prompt: int) -> bool:
         """Whether prompts of so many tokens are not kept away."""

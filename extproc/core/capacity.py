@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
+from extproc.core import shares
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.shares import PLAIN, RENEW_S, Terms
@@ -28,8 +29,8 @@ from extproc.core.value import value
 from extproc.core.watermark import Reading, Watermark
 
 __all__ = [
-    "Adopt", "Answer", "Ask", "Change", "Claim", "Counter", "Declare", "Forget", "Gauge", "Level", "Option", "Pause",
-    "Resize", "Retire", "Seats", "Store", "Tuning", "answer", "tune",
+    "Absent", "Adopt", "Answer", "Ask", "Change", "Claim", "Counter", "Declare", "Forget", "Gauge", "Level", "Option",
+    "Pause", "Resize", "Retire", "Seats", "Store", "Tuning", "answer", "tune",
 ]  # fmt: skip
 
 Counter = TokenBucket | Slots | Watermark | Budget
@@ -163,7 +164,16 @@ class Gauge:
     reading: Reading | None
 
 
-Tuning = Declare | Forget | Adopt | Retire | Resize | Level | Pause | Seats | Gauge
+@value
+class Absent:
+    """A lane, of this rank, does not wait any more at `key`: nothing is left to it until it asks again."""
+
+    key: str
+    lane: str
+    rank: int
+
+
+Tuning = Absent | Declare | Forget | Adopt | Retire | Resize | Level | Pause | Seats | Gauge
 """What became known of a counter, from a provider, an engine or an operator. Keys that are not counted are ignored."""
 
 
@@ -207,7 +217,7 @@ def _adopt(counter: Counter, rules: Counter, now: float) -> None:
             counter.adopt(rules)
 
 
-def _tune_one(counter: Counter, tuning: Retire | Resize | Level | Pause | Seats | Gauge, now: float) -> None:
+def _tune_one(counter: Counter, tuning: Absent | Retire | Resize | Level | Pause | Seats | Gauge, now: float) -> None:
     match counter, tuning:
         case _, Retire():
             counter.shadow, counter.closed_until, counter.retired = True, -inf, True
@@ -221,6 +231,10 @@ def _tune_one(counter: Counter, tuning: Retire | Resize | Level | Pause | Seats 
             counter.limit = limit
         case Watermark(), Gauge(reading=reading):
             counter.observe(reading, now)
+        case TokenBucket() | Slots() | Watermark(), Absent(lane=lane, rank=rank):
+            shares.leave(counter.lanes, lane)
+            if not isinstance(counter, TokenBucket):
+                counter.seen.pop(rank, None)
 
 
 def _answer_one(store: Store, ask: Ask, closed: Closed, now: float) -> Answer:

@@ -12,9 +12,9 @@ from extproc.core.request import Request, Usage
 from extproc.core.value import value
 
 __all__ = [
-    "Admitted", "AttemptFailed", "BreakerMoved", "BudgetUsed", "Event", "Left", "LimitsMoved", "Observed", "Overshot",
-    "PassedOver", "Probed", "Queued", "Refused", "Retried", "Scraped", "Settled", "Shadowed", "SizesMoved", "Spell",
-    "Waited", "Why",
+    "Admitted", "AttemptFailed", "BreakerMoved", "BudgetUsed", "Event", "Left", "LeverMoved", "LimitsMoved", "Observed",
+    "Overshot", "PassedOver", "Probed", "Queued", "Refused", "Retried", "Scraped", "Settled", "Shadowed", "SizesMoved",
+    "Spell", "Waited", "Why",
 ]  # fmt: skip
 
 
@@ -286,7 +286,21 @@ class BudgetUsed:
     ends_in_s: float
 
 
+@value
+class LeverMoved:
+    """An operator moved something by hand, or it returned by itself.
+
+    action: name of the operation (see ports.Operations). name: the lane, upstream or setting, empty for the whole
+    service. by: who did it, or "time", or "reload". until: when it returns by itself, in epoch seconds; None for never.
+    """
+
+    action: str
+    name: str = ""
+    by: str = ""
+    until: float | None = None
+
+
 Event = (
     Queued | Waited | Admitted | Refused | Left | Retried | AttemptFailed | Settled | Overshot | BreakerMoved | Probed
-    | Observed | Shadowed | LimitsMoved | Scraped | SizesMoved | BudgetUsed
+    | Observed | Shadowed | LimitsMoved | Scraped | SizesMoved | BudgetUsed | LeverMoved
 )  # fmt: skip

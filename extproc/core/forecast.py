@@ -114,6 +114,16 @@ class Demand:
         """Units per second of `key` that lanes better than `rank` take."""
         return sum(self._rate(key, level, now) for level in range(2 * rank))
 
+    def beside(self, key: str, rank: int, now: float) -> float:
+        """Units per second of `key` that all lanes but this one take."""
+        levels = [level for at, level in self._taken if at == key and level // 2 != rank]
+        return sum(self._rate(key, level, now) for level in levels)
+
+    def forget(self, rank: int) -> None:
+        """The lane of this rank takes nothing for the time being."""
+        for key, level in [taken for taken in self._taken if taken[1] // 2 == rank]:
+            del self._taken[key, level]
+
     def of_vips(self, key: str, rank: int, now: float) -> float:
         """Units per second of `key` that VIPs of the lane take."""
         return self._rate(key, 2 * rank, now)
@@ -203,13 +213,20 @@ class Forecast:
         self._terms = {name: terms_of(rule) for name, rule in self._lanes.rules.items()}
 
     def wait_s(
-        self, waiter: Waiter, names: Iterable[str], prices: Mapping[str, tuple[Claim, ...]], store: Store, now: float
+        self,
+        waiter: Waiter,
+        names: Iterable[str],
+        prices: Mapping[str, tuple[Claim, ...]],
+        store: Store,
+        now: float,
+        held_s: float = 0.0,
     ) -> float:
         """Seconds until `waiter`, in line or not, gets its turn at one of the upstreams, which work off lines together.
 
-        Infinite when there is none, or when it cannot be said that it ever will.
+        Infinite when there is none, or when it cannot be said that it ever will. held_s: its lane is paused for so
+        long, which is not counted in.
         """
-        ahead = _Ahead(self._lanes, self._promises, waiter, now)
+        ahead = _Ahead(self._lanes, self._promises, waiter, now, held_s)
         waits = [self._wait_at(name, prices[name], ahead, store, now) for name in names]
         if 0.0 in waits:
             return 0.0
@@ -221,7 +238,7 @@ class Forecast:
 
         As far as can be told: whose turn it is depends on who comes, and on what others turn out to have used.
         """
-        parts = _Ahead(self._lanes, self._promises, waiter, now).parts
+        parts = _Ahead(self._lanes, self._promises, waiter, now, 0.0).parts
         before = (p.share * p.backlog.requests for p in parts if any(name in names for name in p.group.names))
         return 1 + ceil(sum(before) - ROUNDING)
 
@@ -260,7 +277,7 @@ class Forecast:
         return max(predicted_s - early, predicted_s / (1.0 + 0.5 * JITTER) - 0.5 * early, predicted_s * (1.0 - room))
 
     def _wait_at(self, name: str, claims: tuple[Claim, ...], ahead: _Ahead, store: Store, now: float) -> float:
-        found = (self._need(name, claim, store, ahead.request, now) for claim in claims)
+        found = (self._need(name, claim, store, ahead.request, now, ahead.held_s) for claim in claims)
         needs = [need for need in found if need is not None]
         if not needs:
             return 0.0
@@ -268,21 +285,29 @@ class Forecast:
             _add(part, name, needs, *self._health)
         for part in ahead.promised(lambda: _longest(needs)):
             _add(part, name, needs, *self._health)
+        for paused_s, part in ahead.paused:
+            if paused_s < ahead.held_s + _longest(needs):
+                _add(part, name, needs, *self._health)
         return _longest(needs)
 
-    def _need(self, name: str, claim: Claim, store: Store, request: Request, now: float) -> _Need | None:
+    def _need(
+        self, name: str, claim: Claim, store: Store, request: Request, now: float, held_s: float = 0.0
+    ) -> _Need | None:
         """What lacks for a claim, and at which rate it comes; None where nothing is counted, or nobody is refused."""
         queue = self._lanes.queues[request.lane]
         counter = store.get(claim.key)
         if counter is None or counter.shadow or isinstance(counter, Budget):
             return None  # dollars do not come back with time: who lacks them goes elsewhere
-        pause_s, rate = max(0.0, counter.closed_until - now), self._rate(name, claim.key, counter)
+        pause_s, rate = max(0.0, counter.closed_until - now - held_s), self._rate(name, claim.key, counter)
         if isinf(rate):
             return _Need(claim.key, 0.0, 0.0, rate, 0.0, pause_s)
         terms, amount = self._terms[queue.rule.name], claim.amount
         free = counter.free_at(now, terms)
         if isinstance(counter, TokenBucket):
             amount = min(amount, counter.capacity - counter.kept(terms))
+            if held_s:  # it fills up meanwhile, as far as other lanes leave that
+                taken = self.demand.beside(claim.key, terms.rank, now) * held_s
+                free = max(free, counter.free_at(now + held_s, terms) - taken)
             free = min(free, amount) if terms.smooth else free
         left = rate * (1.0 - self._owed_below(claim.key, terms.rank)) - self.demand.above(claim.key, terms.rank, now)
         left = max(left, max(terms.share, LEAST_SHARE) * rate)
@@ -309,11 +334,12 @@ class Forecast:
         return inf if served is None else served
 
     def _owed_below(self, key: str, rank: int) -> float:
-        """The guaranteed shares of lower lanes that wait for `key`."""
+        """The guaranteed shares of lower lanes that wait for `key`, and may go."""
         return sum(
             queue.rule.min_share
-            for queue in self._lanes.queues.values()
+            for name, queue in self._lanes.queues.items()
             if queue.rule.rank > rank and queue.rule.min_share and any(key in group.keys for group in queue.lines)
+            if name not in self._lanes.paused
         )
 
 
@@ -328,9 +354,13 @@ class _Part:
 
 
 class _Ahead:
-    """All that comes before one waiter, as far as that is the same at every upstream."""
+    """All that comes before one waiter, as far as that is the same at every upstream.
 
-    def __init__(self, lanes: Lanes, promises: Promises, waiter: Waiter, now: float) -> None:
+    held_s: for so long its own lane is paused. paused: what better lanes hold that are, and for how many seconds.
+    """
+
+    def __init__(self, lanes: Lanes, promises: Promises, waiter: Waiter, now: float, held_s: float) -> None:
+        self.held_s = held_s
         self.request = request = waiter.request
         self.queue = queue = lanes.queues[request.lane]
         self._waiter = waiter
@@ -339,14 +369,21 @@ class _Ahead:
         self._booked = [
             (book, kept, other is queue)
             for other in (ranked if len(promises) else ())
+            if other is queue or other.rule.name not in lanes.paused
             for book, kept in promises.booked(other.rule.name, now)
         ]
         self._own_books = [(book, kept) for book, kept, mine in self._booked if mine]
         self._counter = self._counter_at_turn()
         shares = self._shares_with_vips() if queue.vips.requests or request.vip else self._shares()
         self.parts = [_Part(line.group, line.backlog, share, mine=True) for line, share in shares]
+        self.paused: list[tuple[float, _Part]] = []
         for other in ranked[: ranked.index(queue)]:
-            self.parts += [_Part(group, line.backlog, 1.0, mine=False) for group, line in other.lines.items()]
+            parts = [_Part(group, line.backlog, 1.0, mine=False) for group, line in other.lines.items()]
+            until = lanes.paused.get(other.rule.name)
+            if until is None:
+                self.parts += parts
+            else:
+                self.paused += [(until - now, part) for part in parts]
 
     def promised(self, wait_s: Callable[[], float]) -> Iterator[_Part]:
         """What was promised a turn before that of the waiter, which is in `wait_s` by what was counted so far."""

@@ -45,7 +45,10 @@ def terms_of(rule: Lane) -> Terms:
 
 
 class Lanes:
-    """All lanes of one process, best first."""
+    """All lanes of one process, best first.
+
+    paused: by name, lanes of which nobody is let go, and until when on the clock (infinite where that is not known).
+    """
 
     def __init__(self, rules: Iterable[Lane]) -> None:
         """One empty lane per rule."""
@@ -54,6 +57,7 @@ class Lanes:
         self.backlogs = {name: queue.backlog for name, queue in self.queues.items()}
         self.total = Backlog()
         self.spared: dict[str, int] = {}
+        self.paused: dict[str, float] = {}
 
     def follow(self, rules: Iterable[Lane], bounds: Bounds, tenant_of: Callable[[str], Rules | None]) -> None:
         """Go by other rules from now on; every lane in which somebody may wait or be settled has to be among them.
@@ -70,10 +74,16 @@ class Lanes:
         self.queues = {name: self.queues[name] for name in self.rules}
         self.backlogs = {name: queue.backlog for name, queue in self.queues.items()}
         self.spared = _beyond(self.total, bounds)
+        self.paused = {name: until for name, until in self.paused.items() if name in self.rules}
 
     def __len__(self) -> int:
         """Number of waiting requests."""
         return self.total.requests
+
+    @property
+    def moving(self) -> int:
+        """Number of those who wait in lanes that are not paused."""
+        return self.total.requests - sum(self.backlogs[name].requests for name in self.paused)
 
     def join(self, waiter: Waiter) -> None:
         """Stand in line, at the place that arrival or deadline gives (after a change of group, too)."""
@@ -111,8 +121,8 @@ class Lanes:
         With each, whether those behind it are to be asked for anew when it is granted.
         """
         found: list[tuple[Waiter, bool]] = []
-        for queue in self.queues.values():
-            if queue.lines:
+        for name, queue in self.queues.items():
+            if queue.lines and name not in self.paused:
                 found += _Draw(queue, deep or {})
         return found
 

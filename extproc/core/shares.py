@@ -11,13 +11,13 @@ any more, so idle lanes keep nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import floor
+from math import floor, inf
 
 from extproc.core.value import value
 
 __all__ = [
     "AHEAD", "EPSILON", "LAPSE_S", "PLAIN", "RENEW_S", "TURNS", "Standing", "Terms", "better_seen", "charge",
-    "held_back", "is_due", "owed", "register",
+    "held_back", "is_due", "leave", "owed", "register",
 ]  # fmt: skip
 
 EPSILON = 1e-3
@@ -88,6 +88,13 @@ def register(standings: dict[str, Standing], terms: Terms, need: float, now: flo
         if short:
             standing.need = need
         standing.share, standing.kept, standing.short = terms.share, now, short
+
+
+def leave(standings: dict[str, Standing], lane: str) -> None:
+    """A lane does not wait any more, and is owed nothing; what it took too much it still owes."""
+    standing = standings.get(lane)
+    if standing is not None:
+        standing.kept, standing.owed = -inf, min(0.0, standing.owed)
 
 
 def charge(standings: dict[str, Standing], lane: str, amount: float, now: float) -> None:

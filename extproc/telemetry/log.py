@@ -36,6 +36,7 @@ LEVELS = {
     events.BreakerMoved: logging.WARNING,
     events.SizesMoved: logging.WARNING,
     events.BudgetUsed: logging.WARNING,
+    events.LeverMoved: logging.WARNING,
     events.AttemptFailed: logging.INFO,
     events.Overshot: logging.DEBUG,
     events.Probed: logging.INFO,
@@ -45,6 +46,8 @@ LEVELS = {
 }
 OURS = frozenset({Sign.TERMINAL, Sign.CREDENTIAL})
 """Signs of an upstream that is well: our credit and our key are an operator's business, now."""
+LOUD = frozenset({"bypass", "no_bypass"})
+"""What an operator does that nobody may overlook."""
 DECISION = logging.INFO
 """Level of a decision's line."""
 
@@ -96,6 +99,8 @@ class Logging:
         """Observer: write the event if its kind is worth a line."""
         level = LEVELS.get(type(event))
         if isinstance(event, events.BreakerMoved) and event.sign in OURS:
+            level = logging.ERROR
+        if isinstance(event, events.LeverMoved) and event.action in LOUD:
             level = logging.ERROR
         if level is not None and log.isEnabledFor(level):
             log.log(level, type(event).__name__, extra={"event": self._about(event) | _words(event)})

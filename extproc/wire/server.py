@@ -176,6 +176,10 @@ class Server:
         """Have Envoy ask others from now on. Whoever asks here all the same is served."""
         self._leaving = True
 
+    def stay(self) -> None:
+        """Have Envoy ask here again."""
+        self._leaving = False
+
     async def _learn_one(self, entry: Any) -> None:
         try:
             record = codec.record(entry)
