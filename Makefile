@@ -40,8 +40,9 @@ format: $(STAMP) ## format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## measure against Envoy alone and against a no-op service
+bench: $(STAMP) ## measure against Envoy alone and a no-op service, and with all telemetry on and off
 	$(BIN)/python -m tests.load.bench
+	$(BIN)/python -m tests.load.overhead
 
 schedules: $(STAMP) ## play 10,000 random schedules against the queue, and in the simulator: nothing may be lost or held
 	TIDEGATE_SCHEDULES=10000 $(BIN)/python -m pytest tests/sim/test_sim_balance.py
