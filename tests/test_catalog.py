@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from typer.testing import CliRunner
 
@@ -46,3 +47,14 @@ def test_the_command_prints_it() -> None:
     assert any(
         line.startswith("| `tidegate_wait_seconds` | histogram | seconds | `lane`, `outcome` |") for line in lines
     )
+
+
+def test_metrics_that_the_readme_names_are_there_with_their_labels() -> None:
+    """Whoever copies one from it finds it."""
+    text = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+    labels = {name: metric.prometheus_labels for metric in METRICS for name in (metric.name, *metric.series)}
+    named = re.findall(r"\b((?:tidegate|gen_ai|process)_[a-z_]*[a-z])(?![a-z_*\"])(?:\{([^}\"]*)\})?", text)
+    assert len(named) > 20
+    for name, with_labels in named:
+        assert name in labels, name
+        assert {*filter(None, with_labels.split(","))} <= {*labels[name]}, name

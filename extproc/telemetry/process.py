@@ -37,11 +37,10 @@ class Process:
 
     async def watch(self) -> None:
         """Sleep, and see how much later than asked for that ends, until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + LOOK_S
+            due = monotonic() + LOOK_S  # the loop's own clock may tell whole milliseconds only
             await asyncio.sleep(LOOK_S)
-            self.late(max(0.0, loop.time() - due))
+            self.late(max(0.0, monotonic() - due))
 
     def late(self, seconds: float) -> None:
         """The loop was late by so much."""

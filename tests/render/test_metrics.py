@@ -21,7 +21,7 @@ class Console(BaseHTTPRequestHandler):
     """Says what it was asked, like a console that has metrics among other things."""
 
     def do_GET(self) -> None:
-        text = f"{self.path} for {self.headers['host']}".encode()
+        text = f"{self.path} for {self.headers['host']} as {self.headers['accept']}".encode()
         self.send_response(200)
         self.send_header("content-length", str(len(text)))
         self.end_headers()
@@ -69,7 +69,9 @@ def asked(port: int, method: str, path: str) -> tuple[int, str]:
     """Status and text of an answer; 0 where there is none."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request(method, path, headers={"host": "prometheus.made.up"})
+        connection.request(
+            method, path, headers={"host": "prometheus.made.up", "accept": "application/openmetrics-text"}
+        )
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     except OSError:
@@ -79,7 +81,7 @@ def asked(port: int, method: str, path: str) -> tuple[int, str]:
 
 
 def test_both_pages_are_shown(port: int) -> None:
-    assert asked(port, "GET", "/metrics") == (200, "/metrics for localhost")
+    assert asked(port, "GET", "/metrics") == (200, "/metrics for localhost as application/openmetrics-text")
     status, text = asked(port, "GET", "/stats/prometheus")
     assert status == 200
     assert "# TYPE envoy_server_live gauge" in text
