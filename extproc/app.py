@@ -40,6 +40,7 @@ from extproc.probes.engines import Engines
 from extproc.reception import Reception, SessionRules
 from extproc.reloading import Reloading
 from extproc.settings import Settings, SettingsError
+from extproc.settings.public import public
 from extproc.shared import levels
 from extproc.telemetry.dossiers import Dossiers
 from extproc.telemetry.explain import explain, summary
@@ -254,12 +255,14 @@ class Service:
             state=self.state,
             metrics=self.meter.page,
             sessions=self.admission.allowances,
+            operations=self.levers,
             explain=self.explain,
             requests=lambda **wanted: [summary(one) for one in self.dossiers.newest(**wanted)],
             log=self.logging.state,
             set_log=self.logging.set_log,
             overview=self.overview,
             history=self.history.told,
+            config=lambda: public(self.settings),
         )
 
     async def overview(self) -> dict[str, Any]:

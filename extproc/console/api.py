@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -35,6 +36,8 @@ DESCRIPTION = """Look at a running Tidegate, and act on it.
 Every action needs a proof: the token of `admin.token_file`, or a client certificate by `admin.client_ca_file`. So does
 reading, unless the console listens on loopback. Bodies are JSON objects of at most 16 KiB.
 """
+THEIRS = ("HTTPValidationError", "ValidationError")
+"""What FastAPI says of any route with a parameter."""
 WORDS = {404: "there is no such page", 405: "that method does nothing here"}
 
 
@@ -70,7 +73,7 @@ def application(desk: Desk) -> FastAPI:
         redirect_slashes=False,
     )
     app.add_exception_handler(Denied, _denied)
-    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(HTTPException, _refusing(desk.methods))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(Exception, _broken)
     app.include_router(reading.routes(desk))
@@ -98,7 +101,13 @@ class _Described:
 
     def _make(self) -> bytes:
         document = self._app.openapi()
-        document.setdefault("components", {})["securitySchemes"] = SCHEMES
+        parts = document.setdefault("components", {})
+        parts["securitySchemes"] = SCHEMES
+        for theirs in THEIRS:  # a name in a path is never invalid
+            parts.get("schemas", {}).pop(theirs, None)
+        for route in (route for path in document["paths"].values() for route in path.values()):
+            if any(theirs in str(route["responses"].get("422")) for theirs in THEIRS):
+                del route["responses"]["422"]
         return encoded(document)
 
 
@@ -106,14 +115,18 @@ async def _denied(_: Request, error: Exception) -> Response:
     return error.answer if isinstance(error, Denied) else problem(500, "")
 
 
-async def _refused(_: Request, error: Exception) -> Response:
-    """What the framework refuses."""
-    if not isinstance(error, HTTPException):
-        raise error
-    headers = {name: each for name, each in (error.headers or {}).items() if name.lower() == "allow"}
-    if error.status_code == 400:  # noqa: PLR2004
-        return problem(400, "the body is not JSON")
-    return problem(error.status_code, WORDS.get(error.status_code, str(error.detail)), headers)
+def _refusing(methods: Mapping[str, set[str]]) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Tells what the framework refuses. methods: of each path."""
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        if status == 400:  # noqa: PLR2004
+            return problem(400, "the body is not JSON")
+        path = getattr(request.scope.get("route"), "path", "")
+        allowed = {"allow": ", ".join(sorted(methods.get(path, {"GET"})))} if status == 405 else {}  # noqa: PLR2004
+        return problem(status, WORDS.get(status, "this cannot be done"), allowed)
+
+    return refuse
 
 
 async def _invalid(_: Request, error: Exception) -> Response:

@@ -37,13 +37,14 @@ class Denied(Exception):  # noqa: N818 - an answer, not an error
 
 
 class Desk:
-    """What routes share. address: host:port that is listened on."""
+    """What routes share. address: host:port that is listened on. methods: of each path that has routes."""
 
     def __init__(self, sources: Sources, proof: Proof, audit: Audit, overviews: Overviews | None, address: str) -> None:
         """See the head of this file."""
         self.sources, self.proof, self.audit, self.overviews = sources, proof, audit, overviews
         self.address = address
         self.loopback = on_loopback(address)
+        self.methods: dict[str, set[str]] = {}
 
     def may_read(self, request: Request) -> None:
         """Denied, unless it is on loopback or proven, and no page of another site."""
@@ -59,33 +60,31 @@ class Desk:
             return False
         return True
 
-    async def may_act(self, request: Request) -> str:
-        """Who it is. Denied, and written down, where it may not act."""
+    async def may_act(self, request: Request) -> None:
+        """Note who it is. Denied, and written down, where it may not act."""
         try:
             self._no_page(request)
-            who = self._proven(request)
+            request.state.who = self._proven(request)
         except Denied as denied:
             await self.audit.refuse(_actor(request, ""), _name(request), dict(request.path_params), denied.why)
             raise
         has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
         if has_body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise Denied(415, "content-type must be application/json")
-        return who
 
     async def do(
         self,
         request: Request,
-        who: str,
         work: Callable[[], Awaitable[Data | None]],
         arguments: Mapping[str, Any] | None = None,
         reason: str = "",
         *,
-        wrong: int = 400,
+        wrong: int = 409,
     ) -> Response:
         """Have something done that can be found later. wrong: status of what makes no sense to whom it is for."""
         told = {**request.path_params, **{name: each for name, each in (arguments or {}).items() if each is not None}}
         try:
-            entry = await self.audit.begin(_actor(request, who), _name(request), told, reason)
+            entry = await self.audit.begin(_actor(request, request.state.who), _name(request), told, reason)
         except NotWrittenError as error:
             return problem(503, f"nothing was done, because it could not be written down: {error}")
         try:
@@ -121,7 +120,7 @@ def _actor(request: Request, who: str) -> Actor:
 
 def _name(request: Request) -> str:
     """What a route is called is what its action is called."""
-    return str(request.scope["route"].name)
+    return str(request.scope["route"].operation_id).removesuffix("_v1")
 
 
 def _words(error: Exception) -> str:

@@ -15,9 +15,21 @@ from starlette.responses import Response
 from extproc.console import assets
 from extproc.console.answers import problem, shown
 from extproc.console.desk import Denied, Desk
-from extproc.console.schemas import AuditPage, Filter, LogSettings, RequestPage, Session, responses
+from extproc.console.schemas import (
+    AuditPage,
+    Filter,
+    Levers,
+    LogSettings,
+    RequestId,
+    RequestPage,
+    Session,
+    SessionId,
+    Tenant,
+    responses,
+)
 from extproc.console.sources import Data, Sessions
 from extproc.console.stream import Overviews, Watching
+from extproc.ports import Operations
 
 __all__ = ["routes"]
 
@@ -41,6 +53,7 @@ def routes(desk: Desk) -> APIRouter:
         _overviews(adding, desk.overviews, desk)
     given: tuple[tuple[Callable[..., None], Any], ...] = (
         (_sessions, sources.sessions),
+        (_levers, sources.operations),
         (_history, sources.history),
         (_requests, sources.requests),
         (_explain, sources.explain),
@@ -58,13 +71,14 @@ class _Routes:
     """Adds routes of which not everybody may see the data."""
 
     def __init__(self, router: APIRouter, desk: Desk) -> None:
-        self._router = router
+        self._router, self._desk = router, desk
         proofs: list[dict[str, list[str]]] = [{"token": []}, {"certificate": []}]
         self._security = [{}, *proofs] if desk.loopback else proofs
         self._guarded = [Depends(_reader(desk))]
 
     def add(self, path: str, name: str, show: Show, *codes: int, **good: Any) -> None:
         """codes: what else may go wrong. good: what the answer is, plain data unless it is told."""
+        self._desk.methods.setdefault(path, set()).add("GET")
         self._router.add_api_route(
             path,
             show,
@@ -78,6 +92,7 @@ class _Routes:
 
     def open(self, path: str, name: str, show: Show, **good: Any) -> None:
         """Whoever reaches the console may see it."""
+        self._desk.methods.setdefault(path, set()).add("GET")
         self._router.add_api_route(
             path,
             show,
@@ -123,7 +138,7 @@ def _metrics(routes: _Routes, make: Callable[[Data, str], tuple[bytes, str]], st
 
 
 def _sessions(routes: _Routes, known: Sessions) -> None:
-    async def session(tenant: str, session: str) -> Response:
+    async def session(tenant: Tenant, session: SessionId) -> Response:
         """What an agent session has used, and what it may use."""
         return _found(known.look(tenant, session), "no such session is known")
 
@@ -148,6 +163,14 @@ def _overviews(routes: _Routes, overviews: Overviews, desk: Desk) -> None:
     routes.add("/api/v1/stream", "stream", stream, 503, description="Events", content=events)
 
 
+def _levers(routes: _Routes, levers: Operations) -> None:
+    async def moved() -> Response:
+        """What operators have moved."""
+        return shown(levers.state())
+
+    routes.add("/api/v1/levers", "levers", moved, model=Levers, description="The levers")
+
+
 def _history(routes: _Routes, history: Callable[[], Data]) -> None:
     async def last_hour() -> Response:
         """The last hour, in steps."""
@@ -165,7 +188,7 @@ def _requests(routes: _Routes, newest: Callable[..., Sequence[Data]]) -> None:
 
 
 def _explain(routes: _Routes, explain: Callable[[str], Data | None]) -> None:
-    async def request(id: str) -> Response:  # noqa: A002 - so the path has it
+    async def request(id: RequestId) -> Response:  # noqa: A002 - so the path has it
         """Everything that is known of one request, by its id or its ticket."""
         return _found(explain(id), "no such request is known, or it was too long ago")
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from extproc.console.audit import MOST_REASON
+from extproc.console.sessions import MOST_TOKENS, MOST_USD
 
 __all__ = [
-    "ANSWERS", "MOST_TOKENS", "MOST_USD", "AuditEntry", "AuditPage", "Budget", "Filter", "LogChange", "LogSettings",
-    "Problem", "Raise", "RequestPage", "Session", "responses",
+    "ANSWERS", "Asked", "AuditEntry", "AuditPage", "Budget", "Filter", "ForAWhile", "Levers", "LogChange",
+    "LogSettings", "Moved", "NewValue", "Problem", "Raise", "RequestId", "RequestPage", "Session", "SessionId",
+    "Tenant", "responses",
 ]  # fmt: skip
 
-MOST_TOKENS, MOST_USD = 10**12, 10**9
 MOST_LISTED = 500
+MOST_S = 30 * 86_400.0
 
 
 class _Sent(BaseModel):
@@ -25,6 +28,9 @@ class _Told(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+Tenant = Annotated[str, Path(examples=["agents"])]
+RequestId = Annotated[str, Path(examples=["5f0c1a9e-7c0b-4b7e-9d52-0d4c2f9b6a11"])]
+SessionId = Annotated[str, Path(examples=["a/b"])]
 Reason = Annotated[str, Field(max_length=MOST_REASON, description="Why, for the audit log.")]
 
 
@@ -34,11 +40,93 @@ class Problem(_Told):
     error: str = Field(description="In words, for who asked.", examples=["no such session is known"])
 
 
+class Asked(_Sent):
+    """What any action may be told."""
+
+    reason: Reason = ""
+
+
+class ForAWhile(Asked):
+    """An action that may end by itself."""
+
+    for_s: Annotated[
+        float | None, Field(gt=0, le=MOST_S, allow_inf_nan=False, description="Seconds; absent: until undone.")
+    ] = None
+
+
+class NewValue(ForAWhile):
+    """Another value of a setting."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"examples": [{"place": "lanes.P2.max_requests", "value": 100, "for_s": 900}]},
+    )
+
+    place: Annotated[str, Field(min_length=1, max_length=500, description="As upstreams.primary.limits.0.tpm.")]
+    value: int | Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class Until(_Open):
+    """until: epoch seconds; null: until undone."""
+
+    until: float | None
+
+
+class LaneLever(_Open):
+    """Whether a lane is paused."""
+
+    paused: bool
+    until: float | None
+
+
+class UpstreamLever(_Open):
+    """Whether an upstream is out."""
+
+    out: bool
+    until: float | None
+
+
+class ChangedLimit(_Open):
+    """A setting that has another value than its file says."""
+
+    id: str
+    place: str
+    value: float | None
+    was: float | None
+    until: float | None
+
+
+class Levers(_Open):
+    """What operators have moved."""
+
+    bypass: Until | None
+    draining: bool
+    lanes: dict[str, LaneLever]
+    upstreams: dict[str, UpstreamLever]
+    changes: list[ChangedLimit]
+
+
+class Moved(Levers):
+    """The same after a change, and the id by which that is reverted."""
+
+    id: str
+
+
 class Raise(_Sent):
     """How much more a session may use."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, json_schema_extra={"minProperties": 1, "examples": [{"add_tokens": 50000}]}
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "anyOf": [{"required": ["add_tokens"]}, {"required": ["add_usd"]}],
+            "examples": [{"add_tokens": 50000, "reason": "a long migration"}],
+        },
     )
 
     add_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 0

@@ -15,9 +15,10 @@ from typing import Any
 from extproc.console.asking import Access, quoted
 from extproc.console.asking import ask as ask_console
 from extproc.console.audit import MOST_REASON
-from extproc.console.schemas import MOST_TOKENS, MOST_USD
 
-__all__ = ["ask", "told", "wanted"]
+__all__ = ["MOST_TOKENS", "MOST_USD", "ask", "told", "wanted"]
+
+MOST_TOKENS, MOST_USD = 10**12, 10**9
 
 
 def ask(access: Access, tenant: str, session: str, *, tokens: int = 0, usd: float = 0.0) -> dict[str, Any]:
@@ -51,6 +52,8 @@ def wanted(body: bytes) -> tuple[int, float, str]:
     if not isinstance(given, dict) or not given or given.keys() - {"add_tokens", "add_usd", "reason"}:
         raise ValueError("the body must be an object with add_tokens, add_usd or both, and nothing else but a reason")
     tokens, usd, reason = given.get("add_tokens", 0), given.get("add_usd", 0.0), given.get("reason", "")
+    if type(tokens) is float and tokens.is_integer():
+        tokens = int(tokens)  # JSON makes no difference
     if "add_tokens" in given and (type(tokens) is not int or not 0 < tokens <= MOST_TOKENS):
         raise ValueError(f"add_tokens must be a whole number from 1 to {MOST_TOKENS}")
     if "add_usd" in given and (type(usd) not in (int, float) or not 0 < usd <= MOST_USD or not isfinite(usd)):

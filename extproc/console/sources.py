@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from extproc.ports import Operations
+
 __all__ = ["Data", "Sessions", "Sources"]
 
 Data = dict[str, Any]
@@ -39,6 +41,7 @@ class Sources:
     state: Callable[[], Data]
     metrics: Callable[[Data, str], tuple[bytes, str]] | None = None
     sessions: Sessions | None = None
+    operations: Operations | None = None
     overview: Callable[[], Awaitable[Data]] | None = None
     history: Callable[[], Data] | None = None
     requests: Callable[..., Sequence[Data]] | None = None
