@@ -145,47 +145,44 @@ class Measures:
         self.moves[event.upstream, event.after, event.sign] += 1
 
     def _settled(self, event: events.Settled) -> None:
-        request, status, usage = event.request, event.status, event.usage
+        request, status = event.request, event.status
         answered = 0 < status < 400  # noqa: PLR2004 - an answer was begun
-        trace = self.trace(request)
+        trace, began_s = self.trace(request), self._began_s(event)
         outcome = "client_gone" if event.client_gone else "answered" if answered else "failed"
         if event.duration_s is not None:
             self.durations[request.lane, outcome].record(event.duration_s, trace)
         if request.stream and answered and event.first_token_s is not None:
-            self.first_tokens[request.lane].record(self._until_first_s(event, event.first_token_s), trace)
-        elif self._moved:
-            self._moved.pop(request.ticket, None)
-        tokens = _tokens(event, usage)
+            first_s = began_s + event.first_token_s
+            self.first_tokens[request.lane].record(min(first_s, event.duration_s or first_s), trace)
+        tokens = _tokens(event)
         self.tenants.used(request.tenant, tokens, event.cost_usd or 0.0)
         self.sessions.used((request.tenant, request.session.id), tokens, event.cost_usd or 0.0)
         if event.asked in self._places.upstreams:
-            self._at_upstream(event, usage, trace, answered=answered)
+            took_s = None if event.duration_s is None else max(0.0, event.duration_s - began_s)
+            self._at_upstream(event, took_s, trace, well=answered and not event.client_gone)
 
-    def _until_first_s(self, event: events.Settled, first_token_s: float) -> float:
-        """From arrival to the first token: what attempts took that failed before is in it, as far as that was heard."""
+    def _began_s(self, event: events.Settled) -> float:
+        """Seconds from its arrival until the upstream was asked that was the last, as far as that was heard."""
         went_on = self._moved.pop(event.request.ticket, None) if self._moved else None
-        began = event.waited_s if went_on is None else max(event.waited_s, went_on - event.request.arrived)
-        until = began + first_token_s
-        return until if event.duration_s is None else min(until, event.duration_s)
+        return event.waited_s if went_on is None else max(event.waited_s, went_on - event.request.arrived)
 
-    def _at_upstream(self, event: events.Settled, usage: Usage | None, trace: str, *, answered: bool) -> None:
-        request, upstream = event.request, event.asked
+    def _at_upstream(self, event: events.Settled, took_s: float | None, trace: str, *, well: bool) -> None:
+        request, upstream, usage = event.request, event.asked, event.usage
         key = (upstream, request.model, request.endpoint)
         served = self.served.get(key) or self._served(key)
-        took_s = None if event.duration_s is None else max(0.0, event.duration_s - event.waited_s)
-        well = answered and not event.client_gone
         if took_s is not None:
             served.durations["" if well else _error(event)].record(took_s, trace)
+        first_s = event.first_token_s if well and request.stream else None
+        if first_s is not None:
+            served.first.record(first_s, trace)
         if usage is None:
             return
         if usage.input is not None:
             served.input.record(usage.input, trace)
         if usage.output is not None:
             served.output.record(usage.output, trace)
-        if well and request.stream and event.first_token_s is not None:
-            served.first.record(event.first_token_s, trace)
-            if usage.output is not None and usage.output > 1 and took_s is not None:
-                served.each.record(max(0.0, took_s - event.first_token_s) / (usage.output - 1), trace)
+            if first_s is not None and took_s is not None and usage.output > 1:
+                served.each.record(max(0.0, took_s - first_s) / (usage.output - 1), trace)
         self._compare(request, upstream, usage, served.attributes["gen_ai.request.model"], trace)
 
     def _compare(self, request: Request, upstream: str, usage: Usage, model: str, trace: str) -> None:
@@ -206,11 +203,12 @@ class Measures:
         return served
 
 
-def _tokens(event: events.Settled, usage: Usage | None) -> int:
-    """What was used: as reported, else as estimated where there was an answer of which nobody told."""
+def _tokens(event: events.Settled) -> int:
+    """What was used: as reported, else as estimated where there was an answer, or may have been."""
+    usage = event.usage
     if usage is not None:
         return (usage.input or 0) + (usage.output or 0)
-    return event.request.size_at(event.upstream).total if event.upstream else 0
+    return event.request.size_at(event.upstream).total if event.upstream or event.lost else 0
 
 
 def _error(event: events.Settled) -> str:

@@ -69,7 +69,8 @@ class Metrics:
     def __init__(self, measures: Measures | None = None, process: Process | None = None, instance: str = "") -> None:
         """measures, process: who measures, None where nobody does. instance: tells this process from others."""
         self._measures, self._process = measures, process
-        self._instance = instance
+        about = {"service.name": "tidegate", "service.version": VERSION, "service.instance.id": instance}
+        self._resource = Resource.create(about)
         self._since = time.time_ns()
 
     def page(self, state: Mapping[str, Any], accept: str = "") -> tuple[bytes, str]:
@@ -89,9 +90,7 @@ class Metrics:
         now = time.time_ns()
         scope = InstrumentationScope("tidegate", VERSION)
         told = [_sdk(read, self._since, now) for read in self.read(state)]
-        about = {"service.name": "tidegate", "service.version": VERSION, "service.instance.id": self._instance}
-        resource = Resource.create(about)
-        return MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, told, "")], "")])
+        return MetricsData([ResourceMetrics(self._resource, [ScopeMetrics(scope, told, "")], "")])
 
     def read(self, state: Mapping[str, Any]) -> Iterator[Read]:
         """All metrics of which there is something to tell."""

@@ -193,6 +193,30 @@ def test_what_attempts_took_that_failed_is_in_the_first_token() -> None:
     assert beside.measures.first_tokens["P1"].shown().sum - before == pytest.approx(5.0)
 
 
+def test_an_upstream_that_came_second_is_not_blamed_for_the_first() -> None:
+    """Its time, and that for each token, begin when it was asked."""
+    clock = HandClock(1000.0)
+    beside = meter(clock=clock)
+    one = streamed(arrived=1000.0, ticket="late")
+    clock.now = 1004.0
+    beside(events.AttemptFailed("primary", events.Outcome.FAILURE, 503, "", "late", following="local"))
+    beside(events.Settled(one, "local", 2, 200, Usage(10, 11), 0.0, 0.5, 9.5, asked="local"))
+    [served] = [of for (upstream, *_), of in beside.measures.served.items() if upstream == "local"]
+    assert served.durations[""].shown().sum == pytest.approx(5.5)
+    assert served.each.shown().sum == pytest.approx(0.5)
+
+
+def test_a_request_of_which_nothing_was_heard_counts_as_estimated() -> None:
+    """As it does everywhere; one that no upstream served counts as a request alone."""
+    beside = meter()
+    beside(events.Settled(streamed("lost"), "", 1, 0, None, 0.0, lost=True))
+    beside(events.Settled(streamed("failed"), "", 1, 503, None, 0.0, asked="primary"))
+    beside(events.Settled(streamed("strange"), "", 1, 503, None, 0.0, asked="nobody's cluster"))
+    tokens = {name: (row.requests, row.tokens) for name, row in beside.measures.tenants.rows.items()}
+    assert tokens == {"acme": (5, 221), "lost": (1, 100), "failed": (1, 0), "strange": (1, 0)}
+    assert {upstream for upstream, *_ in beside.measures.served} == {"primary", "backup"}
+
+
 def test_examples_lead_to_traces_where_the_format_has_them() -> None:
     """Short waits have none: there is nothing to explain. Text has none at all, and none where no trace is kept."""
     beside = meter(TRACE)
