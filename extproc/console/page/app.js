@@ -8,7 +8,7 @@ import * as decisions from "./decisions.js";
 import { attr, byId, text, visible } from "./dom.js";
 import { explain, start as startExplain } from "./explain.js";
 import { follow } from "./feed.js";
-import { age as aged, clock, span } from "./format.js";
+import { age as aged, big, clock, span } from "./format.js";
 import * as moves from "./moves.js";
 import * as lanes from "./lanes.js";
 import * as levers from "./levers.js";
@@ -28,8 +28,10 @@ function show() {
   decisions.show(view);
   callers.show(view, decisions.only);
   levers.show(view);
-  const { version = "", uptime_s: uptime } = view;
-  text(byId("foot"), `Tidegate ${visible(version)}, up for ${span(uptime)}. Times are this browser's.`);
+  const { version = "", uptime_s: uptime, process } = view;
+  const late = typeof process?.loop_lag_s === "number" ? `, its event loop ${span(process.loop_lag_s)} late` : "";
+  const memory = typeof process?.memory_bytes === "number" ? `, ${big(process.memory_bytes / 2 ** 20)} MiB` : "";
+  text(byId("foot"), `Tidegate ${visible(version)}, up for ${span(uptime)}${memory}${late}. Times of day are this browser's.`);
 }
 
 function heard(overview) {
@@ -68,7 +70,8 @@ function age() {
 }
 
 function unlocked() {
-  text(byId("proof"), proof.given ? "Lock actions" : "Unlock actions");
+  text(byId("proof"), proof.given ? "Lock" : "Unlock");
+  attr(byId("proof"), "aria-label", proof.given ? "Lock actions: forget the token" : "Unlock actions: give the token");
   attr(byId("proof"), "data-given", proof.given ? "yes" : null);
 }
 

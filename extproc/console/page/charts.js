@@ -100,7 +100,7 @@ function options(chart, series, items, place, figure, shades) {
     cursor: { sync: { key: "hour", setSeries: false }, drag: { x: false, y: false }, y: false, points: { size: 6 } },
     scales: { x: { time: true }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.08 : 1] } },
     axes: [
-      { ...axis, size: 24, space: 64, values: (_, splits) => splits.map((at) => clock(at, false)) },
+      { ...axis, size: 24, space: 64, values: (_, splits, axis, space, step) => splits.map((at) => clock(at, step < 60)) },
       { ...axis, size: 58, space: 30, values: (_, splits) => splits.map((value) => chart.value(value)) },
     ],
     series: [{}, ...series.map((one, i) => ({

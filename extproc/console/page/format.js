@@ -1,4 +1,4 @@
-// Figures as people read them: units always, thousands separated, and as few digits as tell.
+// Figures as people read them: units always and on the same line, thousands separated, as few digits as tell.
 
 const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const tenth = new Intl.NumberFormat("en-US", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
@@ -12,8 +12,8 @@ export const count = (value) => (known(value) ? whole.format(value) : NONE);
 export function big(value) {
   if (!known(value)) return NONE;
   const size = Math.abs(value);
-  if (size >= 1e9) return `${tenth.format(value / 1e9)} G`;
-  if (size >= 1e6) return `${tenth.format(value / 1e6)} M`;
+  if (size >= 1e9) return `${tenth.format(value / 1e9)}\u00a0G`;
+  if (size >= 1e6) return `${tenth.format(value / 1e6)}\u00a0M`;
   return whole.format(value);
 }
 
@@ -26,14 +26,14 @@ export function rate(value, unit = "/s") {
 export function span(seconds) {
   if (!known(seconds)) return NONE;
   const s = Math.max(0, seconds);
-  if (s === 0) return "0 s";
-  if (s < 0.0995) return `${Math.max(1, Math.round(s * 1000))} ms`;
-  if (s < 9.95) return `${tenth.format(s)} s`;
-  if (s < 119.5) return `${Math.round(s)} s`;
+  if (s === 0) return "0\u00a0s";
+  if (s < 0.0995) return `${Math.max(1, Math.round(s * 1000))}\u00a0ms`;
+  if (s < 9.95) return `${tenth.format(s)}\u00a0s`;
+  if (s < 119.5) return `${Math.round(s)}\u00a0s`;
   const all = Math.round(s);
-  if (all < 3600) return `${Math.floor(all / 60)} min ${String(all % 60).padStart(2, "0")} s`;
-  if (all < 172800) return `${Math.floor(all / 3600)} h ${String(Math.floor((all % 3600) / 60)).padStart(2, "0")} min`;
-  return `${Math.floor(all / 86400)} d ${Math.floor((all % 86400) / 3600)} h`;
+  if (all < 3600) return `${Math.floor(all / 60)}\u00a0min\u00a0${String(all % 60).padStart(2, "0")}\u00a0s`;
+  if (all < 172800) return `${Math.floor(all / 3600)}\u00a0h\u00a0${String(Math.floor((all % 3600) / 60)).padStart(2, "0")}\u00a0min`;
+  return `${Math.floor(all / 86400)}\u00a0d\u00a0${Math.floor((all % 86400) / 3600)}\u00a0h`;
 }
 
 export function usd(value) {
@@ -42,7 +42,7 @@ export function usd(value) {
   return `$${new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }).format(value)}`;
 }
 
-export const share = (value) => (known(value) ? `${whole.format(value * 100)} %` : NONE);
+export const share = (value) => (known(value) ? `${whole.format(value * 100)}\u00a0%` : NONE);
 
 /** Time of day, of the reader's own clock. */
 export function clock(epoch, seconds = true) {
@@ -58,7 +58,7 @@ export function ago(epoch, now) {
 }
 
 /** A duration in whole seconds, for what counts on while somebody looks. */
-export const age = (seconds) => (known(seconds) && seconds < 120 ? `${Math.max(0, Math.round(seconds))} s` : span(seconds));
+export const age = (seconds) => (known(seconds) && seconds < 120 ? `${Math.max(0, Math.round(seconds))}\u00a0s` : span(seconds));
 
 /** Until when something holds: a time, or until somebody undoes it. */
 export const until = (epoch) => (known(epoch) ? `until ${clock(epoch)}` : "until undone");

@@ -4,6 +4,9 @@ import * as actions from "./actions.js";
 import { attr, bar, byId, each, el, name, text, visible } from "./dom.js";
 import { big, count, rate, span } from "./format.js";
 import { button, row } from "./table.js";
+import { BUCKETS } from "./words.js";
+
+const KEYS = { ...BUCKETS, slots: "slots", kv: "KV cache", breaker: "breaker" };
 
 const COLUMNS = [
   ["Lane", "head"], ["Waiting", ""], ["Tokens", "n"], ["Oldest", "n"], ["Forecast", "n"], ["Wait p50", "n"], ["p95", "n"],
@@ -19,7 +22,7 @@ function make(lane) {
   cells[0].append(el("span", { className: "lane-name" }), el("span", { className: "tag warning" }, "paused"));
   cells[1].append(el("span", { className: "big n" }), el("span", { className: "soft" }),
     el("span", { className: "track" }, el("span", { className: "fill" })));
-  cells[10].append(el("code"));
+  cells[10].append(el("span", { className: "binds" }));
   cells[11].append(button("Pause", () => (made.paused ? actions.resume(lane.name) : actions.pause(lane.name))));
   return made;
 }
@@ -42,10 +45,18 @@ function fill(made, lane) {
   text(go, rate(lane.admitted_per_s));
   text(refused, rate(lane.refused_per_s));
   attr(refused, "data-level", lane.refused_per_s > 0 ? "warning" : null);
-  text(binds.firstChild, visible(lane.binding ?? ""));
+  text(binds.firstChild, keyWords(lane.binding));
+  attr(binds.firstChild, "title", visible(lane.binding ?? ""));
   const button = does.firstChild;
   text(button, lane.paused ? "Resume" : "Pause");
   attr(button, "aria-label", `${lane.paused ? "Resume" : "Pause"} lane ${visible(lane.name)}`);
+}
+
+/** upstream/primary/gpt-5/total as "primary: tokens a minute"; other keys as they are. */
+function keyWords(key) {
+  const parts = String(key ?? "").split("/");
+  if (parts[0] !== "upstream" || parts.length < 3) return visible(key ?? "");
+  return `${visible(parts[1])}: ${(KEYS[parts.at(-1)] ?? visible(parts.at(-1))).toLowerCase()}`;
 }
 
 /** A wait near its end is marked. */

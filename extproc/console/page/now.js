@@ -30,7 +30,8 @@ function headline(view) {
   parts.push(refused ? `${count(refused)} ${refused === 1 ? "was" : "were"} refused in 5 minutes` : "nothing was refused in 5 minutes");
   const resting = (view.upstreams ?? []).filter((upstream) => upstream.state === "open" || upstream.out);
   const sick = resting.map((upstream) => `${visible(upstream.name)} ${upstream.out ? "is out" : "rests"}`);
-  if (sick.length) parts.push(sick.length > 3 ? `${count(sick.length)} upstreams rest` : sick.join(", "));
+  if (sick.length > 1 && sick.length === view.upstreams.length) parts.push("no upstream is left");
+  else if (sick.length) parts.push(sick.length > 3 ? `${count(sick.length)} upstreams rest` : sick.join(", "));
   return `${parts.join("; ")}.`;
 }
 
@@ -42,7 +43,7 @@ function sums(view) {
     ["Refused", rate(sum(lanes, "refused_per_s"))],
     ["Running", count(sum(upstreams, "in_flight"))],
     ["Tokens", rate(sum(upstreams, "tokens_per_s"))],
-    ["Cost", `${usd(sum(upstreams, "usd_per_hour"))}/h`],
+    ["Cost", upstreams.some((one) => typeof one.usd_per_hour === "number") ? `${usd(sum(upstreams, "usd_per_hour"))}/h` : usd(null)],
   ];
   each(byId("sums"), figures, ([head]) => head, ([head]) => {
     const made = el("div", {}, el("dt", {}, head), el("dd"));
@@ -84,7 +85,7 @@ function reasons(view, explain) {
     const [reason, last, track, help, ids] = rest.children;
     text(figure, count(item.count_5m));
     text(reason, visible(item.reason));
-    text(last, `last ${ago(item.last_at, view.at)}`);
+    text(last, view.at - item.last_at < 1 ? "just now" : `last ${ago(item.last_at, view.at)}`);
     bar(track.firstChild, item.count_5m / most);
     const [means, helps] = REASONS[item.reason] ?? ["", ""];
     text(help, means ? `${means}; ${helps}` : "");

@@ -13,7 +13,7 @@ const FIGURES = [
   ["First token p50", (u) => span(u.first_token_p50_s)],
   ["Errors", (u) => rate(u.errors_per_s), (u) => u.errors_per_s > 0],
   ["429s", (u) => rate(u.paced_per_s), (u) => u.paced_per_s > 0],
-  ["Cost", (u) => `${usd(u.usd_per_hour)}/h`],
+  ["Cost", (u) => (typeof u.usd_per_hour === "number" ? `${usd(u.usd_per_hour)}/h` : usd(null))],
 ];
 
 export function show(view) {

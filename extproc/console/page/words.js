@@ -36,7 +36,7 @@ export const STATUS = {
 /** State of a breaker: [level, word, what it means]. */
 export const BREAKER = {
   closed: ["ok", "closed", "lets traffic through"],
-  open: ["error", "open", "rests, nothing is sent there"],
+  open: ["error", "open", "rests"],
   half_open: ["warning", "half open", "a canary call tries it"],
   ramping: ["busy", "ramping", "traffic returns by and by"],
 };
