@@ -17,7 +17,7 @@ from dataclasses import asdict
 from importlib import metadata
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -48,6 +48,7 @@ from extproc.telemetry.history import STEP_S, History
 from extproc.telemetry.log import JsonLines, Logging, level_of
 from extproc.telemetry.meter import Meter
 from extproc.telemetry.overview import MOST_RECENT, Seen, overview
+from extproc.telemetry.places import Places
 from extproc.telemetry.sampling import NONE, Sampling
 from extproc.telemetry.tally import Tally
 from extproc.waiting import standing
@@ -56,6 +57,9 @@ from extproc.wire.classic import Silence
 from extproc.wire.server import Server
 from extproc.wire.sockets import SocketError, UnixSocket
 from extproc.wording import Wording
+
+if TYPE_CHECKING:
+    from extproc.telemetry.traces import Traces
 
 __all__ = ["Service", "run"]
 
@@ -113,6 +117,7 @@ class Service:
         self.meter = Meter(settings, clock.time, self.process, self.sampled)
         listeners: tuple[Observer, ...] = (self.dossiers, self.meter, self.logging, self.history) if telemetry else ()
         self._listeners: tuple[Observer, ...] = (self.tally, *listeners)
+        self._traces = self._tracing(self.sampled) if isinstance(self.sampled, Sampling) else None
         self.admission = admission = Admission(
             policy,
             clock,
@@ -163,7 +168,8 @@ class Service:
             self.admission.rates,
         )
         duties = (self.limiter.run(), self._sweep(), self._canary.run(), self._watchdog.beat(), self._ramp())
-        watching = (self.reloading.run(), self.meter.watch(), self._remember())
+        tracing = [self._traces.run()] if self._traces else []
+        watching = (self.reloading.run(), self.meter.watch(), self._remember(), *tracing)
         self._tasks = [_duty(work) for work in (*duties, *watching)]
         self.meter.start(self.state)
         self._engines = self._watch_engines()
@@ -203,7 +209,7 @@ class Service:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._watchdog.stop()
         self._save_levels()
-        await self.meter.stop()
+        await asyncio.gather(self.meter.stop(), *([self._traces.close()] if self._traces else []))
         if self._console is not None:
             await self._console.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -298,6 +304,16 @@ class Service:
             self._engines.cancel()
             self._engines = self._watch_engines()
         await self.admission.catch_up()
+
+    def _tracing(self, sampling: Sampling) -> Traces:
+        """Spans are made from here on. Their library is loaded only where they are. OtlpError for unusable headers."""
+        from extproc.telemetry.traces import Traces, sending  # noqa: PLC0415 - see there
+
+        otlp = self.settings.telemetry.otlp
+        assert otlp is not None  # noqa: S101 - who asks has looked
+        traces = Traces(sampling, Places.of(self.settings), sending(otlp), self.clock.time, self.process)
+        self.dossiers.ended.append(traces.hear)
+        return traces
 
     def _targets(self) -> dict[str, Target]:
         settings = self.settings

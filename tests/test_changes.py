@@ -38,6 +38,7 @@ RICH: dict[str, Any] = {
     },
     "identity": {"jwt": {"jwks_file": "/jwks"}},
     "tenants": {"one": {"tpm": 1000, "sessions": {}}},
+    "telemetry": {"otlp": {"endpoint": "http://collector:4318"}},
 }  # fmt: skip
 
 LIVE: dict[str, Any] = {
@@ -170,6 +171,11 @@ ENVOY: dict[str, Any] = {
     "timeouts.stall_s": 5,
     "internal_headers": False,
     "statuses": {"tenant_quota": 503},
+    "telemetry.otlp": None,
+    "telemetry.otlp.endpoint": "https://c",
+    "telemetry.otlp.headers_file": "/headers",
+    "telemetry.otlp.traces": False,
+    "telemetry.trace_sample": 0.5,
 }
 RESTART: dict[str, Any] = {
     "gateway.workers": 3,
@@ -181,10 +187,8 @@ RESTART: dict[str, Any] = {
     "service.tls.cert_file": "/other",
     "service.tls.key_file": "/other",
     "service.tls.client_ca_file": "/other",
-    "telemetry.otlp": {
-        "endpoint": "http://c:4318", "headers_file": "/headers", "metrics": False, "traces": False, "every_s": 1
-    },
-    "telemetry.trace_sample": 0.5,
+    "telemetry.otlp.metrics": False,
+    "telemetry.otlp.every_s": 1,
     "telemetry.requests": 9,
     "telemetry.tenants": 9,
     "admin.token_file": "/token",
@@ -234,6 +238,21 @@ def test_what_is_said_to_need_rendering_renders_differently(place: str, value: A
     held, waiting = follow(old, new)
     assert waiting
     assert not any(one.need is Need.ENVOY for one in differences(old, held))
+
+
+@pytest.mark.parametrize("otlp", [None, {"endpoint": "http://collector:4318", "traces": False}])
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [("telemetry.trace_sample", 0.5), ("telemetry.otlp", {"endpoint": "http://c", "traces": False, "every_s": 3})],
+)
+def test_envoy_need_not_know_of_a_collector_that_takes_no_traces(otlp: Any, place: str, value: Any) -> None:
+    """Tidegate sends the metrics."""
+    without = settings({**RICH, "telemetry": {"otlp": otlp}})
+    new = without.model_dump(mode="json")
+    new["telemetry"][place.removeprefix("telemetry.")] = value
+    changed = Settings.model_validate(new)
+    assert {one.need for one in differences(without, changed)} == {Need.RESTART}
+    assert bootstrap(without) == bootstrap(changed)
 
 
 def leaves(model: type[BaseModel], above: str = "") -> Iterator[str]:

@@ -14,6 +14,7 @@ from extproc.render.names import SERVICE_CLUSTER
 from extproc.render.parts import OURS, OWNER, parts
 from extproc.render.probe import probe_listener
 from extproc.render.shape import Data
+from extproc.render.tracing import collector_clusters, is_ours
 from extproc.render.upstream import secrets
 from extproc.settings import Settings
 
@@ -78,7 +79,10 @@ def is_there(running: Running, settings: Settings) -> bool:
 
 def expected_in(running: Running, settings: Settings) -> Expected:
     """In the way that is nearer to what runs."""
-    return _among_others(settings) if _is_merged(running, settings) else _alone(settings)
+    if not _is_merged(running, settings):
+        return _alone(settings)
+    traced = any(is_ours(dig(one.config, "tracing")) for one in managers(running))
+    return _among_others(settings, traced=traced)
 
 
 def _is_merged(running: Running, settings: Settings) -> bool:
@@ -94,8 +98,9 @@ def _filters_of_ours(manager: Manager) -> list[str]:
     return [name for name in names(manager.config.get("http_filters") or []) if name.startswith(OURS)]
 
 
-def _among_others(settings: Settings) -> Expected:
-    ours = parts(settings)
+def _among_others(settings: Settings, *, traced: bool) -> Expected:
+    """traced: for our collector. A mesh has tracing of its own, and so may an Envoy that was merged into."""
+    ours = parts(settings, traced=traced)
     return Expected(
         merged=True,
         filters=ours.http_filters,
@@ -119,7 +124,7 @@ def _alone(settings: Settings) -> Expected:
         merged=False,
         filters=manager["http_filters"][:-1],
         routes=host["routes"],
-        clusters=clusters(settings),
+        clusters=[*clusters(settings), *collector_clusters(settings)],
         secrets=secrets(settings),
         listeners=bootstrap(settings)["static_resources"]["listeners"][1:],
         access_log=manager.get("access_log", []),

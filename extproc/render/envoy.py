@@ -30,6 +30,7 @@ from extproc.render.metrics import metrics_clusters, metrics_listeners
 from extproc.render.probe import probe_listener
 from extproc.render.shape import Data, address
 from extproc.render.text import to_yaml
+from extproc.render.tracing import collector_clusters
 from extproc.render.upstream import secret_files, secrets
 from extproc.settings import Settings
 
@@ -60,7 +61,7 @@ def bootstrap(settings: Settings) -> Data:
         "static_resources": {
             "secrets": secrets(settings),
             "listeners": [listener(settings), probe_listener(settings), *metrics_listeners(settings), *gates],
-            "clusters": [*clusters(settings), *metrics_clusters(settings)],
+            "clusters": [*clusters(settings), *metrics_clusters(settings), *collector_clusters(settings)],
         },
     }
 

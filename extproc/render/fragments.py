@@ -49,6 +49,10 @@ _ABOUT: dict[str, str] = {
 # - request_timeout: how long a caller may take to send its request
 # - delayed_close_timeout: callers learn that an answer was cut only after this
 """,
+    "tracing": """\
+# Into the HTTP connection manager, if it has no tracing: spans of all of its routes go to the collector of
+# telemetry.otlp. Leave tracing of its own as it is; Tidegate's spans join whatever it makes.
+""",
     "clusters": """\
 # Into `clusters` of `static_resources`: one for each upstream, and Tidegate itself.
 """,
@@ -72,6 +76,7 @@ _DATA: dict[str, Callable[[Parts], Data]] = {
         else {}
     ),
     "local_replies": lambda ours: {"local_reply_config": {"mappers": ours.mappers}},
+    "tracing": lambda ours: ours.tracing,
     "clusters": lambda ours: {"clusters": ours.clusters},
     "secrets": lambda ours: {"secrets": ours.secrets},
     "listeners": lambda ours: {"listeners": ours.listeners},
@@ -85,7 +90,8 @@ def fragment(name: str, settings: Settings) -> str:
     """One of FRAGMENTS as YAML."""
     ours = parts(settings)
     if name == "all":
-        return _FIRST + "".join(f"---\n{about}{plain(_data(one, ours, settings))}" for one, about in _ABOUT.items())
+        there = [one for one in _ABOUT if one != "tracing" or ours.tracing]
+        return _FIRST + "".join(f"---\n{_ABOUT[one]}{plain(_data(one, ours, settings))}" for one in there)
     return _FIRST + _ABOUT[name] + plain(_data(name, ours, settings))
 
 

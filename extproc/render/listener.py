@@ -12,6 +12,7 @@ from extproc.render.filters import http_filters
 from extproc.render.refusals import local_replies
 from extproc.render.routes import route_config
 from extproc.render.shape import Data, address, extension, seconds, set_header, typed
+from extproc.render.tracing import tracing
 from extproc.settings import Settings
 
 __all__ = ["connection_manager", "listener", "request_cleaning"]
@@ -35,6 +36,7 @@ def listener(settings: Settings) -> Data:
         http2_protocol_options={"initial_stream_window_size": max(_SMALLEST_WINDOW, gateway.max_body_bytes)},
         local_reply_config=local_replies(settings),
         **({} if gateway.profile == "classic" else _outcomes(settings)),
+        **tracing(settings),
         route_config=route_config(settings),
         http_filters=http_filters(settings),
     )

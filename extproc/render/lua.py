@@ -13,7 +13,7 @@ from importlib import resources
 from extproc.dialects.errors import Row, rows_of, words_about_us
 from extproc.settings import PROVIDERS, Settings, UpstreamSettings
 
-__all__ = ["gate_script", "host_script", "notes_script", "tail_script", "upstream_script"]
+__all__ = ["gate_script", "headers_script", "host_script", "notes_script", "tail_script", "upstream_script"]
 
 
 def tail_script() -> str:
@@ -30,6 +30,11 @@ def host_script(host: str) -> str:
 def gate_script(header: str) -> str:
     """What turns a header of admission's into metadata."""
     return f"local HEADER = {_quoted(header)}\n\n" + _joined("json", "gate")
+
+
+def headers_script(file: str) -> str:
+    """What puts the headers that `file` has, one `name: value` a line, into a request."""
+    return f"local FILE = {_quoted(file)}\n\n{_joined('headers')}"
 
 
 def notes_script(gate_header: str) -> str:

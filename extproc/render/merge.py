@@ -28,6 +28,7 @@ from extproc.render.names import SERVICE_CLUSTER
 from extproc.render.parts import FLUSH, OURS, OWNER, Parts, parts
 from extproc.render.shape import Data
 from extproc.render.surroundings import about_manager, about_routes, first_to_take, named
+from extproc.render.tracing import is_ours
 from extproc.settings import Settings
 
 __all__ = ["HEADER", "Merged", "merge"]
@@ -244,6 +245,8 @@ def _take_out(static: Data) -> Iterator[tuple[Data, str]]:
 
 def _take_out_of_manager(found: _Manager) -> Iterator[tuple[Data, str]]:
     manager = found.config
+    if is_ours(dig(manager, "tracing")):
+        del manager["tracing"]
     yield from _drop(manager, "http_filters", _is_named_ours)
     for item in dig(manager, "http_filters") or []:
         if isinstance(inner := dig(item, "typed_config"), dict):
@@ -356,7 +359,22 @@ def _fill_manager(manager: _Manager, ours: Parts) -> list[str]:
     replies["mappers"] = _like(replies.get("mappers"), [*ours.mappers, *_list(replies, "mappers", place)])
     before = [named(item) for item in filters[:-1]]
     asked = f"behind {', '.join(before)}, which are asked first, and before" if before else "before"
-    return [f"note: {place}: Tidegate's filters stand {asked} the router; only its own routes switch them on"]
+    return [
+        f"note: {place}: Tidegate's filters stand {asked} the router; only its own routes switch them on",
+        *_trace(place, config, ours),
+    ]
+
+
+def _trace(place: str, config: Data, ours: Parts) -> Iterator[str]:
+    """Tells the collector of requests, unless somebody is told already: there is one tracing for all routes."""
+    if not ours.tracing:
+        return
+    if dig(config, "tracing") is not None:
+        yield f"note: {place}: its tracing stays as it is; Tidegate's spans join it if its tracer tells a traceparent"
+        return
+    config.update(ours.tracing)
+    share = "telemetry.trace_sample is the share of requests that come without a trace"
+    yield f"note: {place}: all of its routes are traced now, for telemetry.otlp; {share}"
 
 
 def _report_running(manager: Data, place: str) -> None:

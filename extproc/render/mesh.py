@@ -82,7 +82,7 @@ def for_istio(
 def _tidegates(settings: Settings) -> frozenset[str]:
     """Entries of the Secret that only Tidegate reads: by what it proves itself, and by whom it knows Envoys."""
     items = k8s.tls_items(settings.service)
-    return frozenset(item["key"] for item in items if item["path"] in _TIDEGATES)
+    return frozenset([k8s.HEADERS, *(item["key"] for item in items if item["path"] in _TIDEGATES)])
 
 
 def _service(settings: Settings) -> str:

@@ -27,11 +27,12 @@ from extproc.render.filters import ADMISSION, JWT_NAMESPACE, http_filters
 from extproc.render.gates import gate_listeners
 from extproc.render.listener import request_cleaning
 from extproc.render.lua import host_script
-from extproc.render.names import FLAGS_HEADER, SERVICE_CLUSTER
+from extproc.render.names import FLAGS_HEADER
 from extproc.render.probe import probe_listener
 from extproc.render.refusals import cel, local_replies
 from extproc.render.routes import route_config
 from extproc.render.shape import Data, extension, set_header, source, typed
+from extproc.render.tracing import collector_clusters, tracing
 from extproc.render.upstream import secrets
 from extproc.settings import Settings
 
@@ -105,16 +106,20 @@ class Parts:
     access_log: list[Data]
     upstream_log: list[Data]
     mappers: list[Data]
+    tracing: Data
 
 
-def parts(settings: Settings) -> Parts:
-    """All parts for these settings."""
+def parts(settings: Settings, *, traced: bool = True) -> Parts:
+    """All parts for these settings. traced: Envoy's own tracing among them, where it is set."""
     filters = list(_filters(settings))
     classic = settings.gateway.profile == "classic"
     return Parts(
         http_filters=filters,
         routes=list(_routes(settings, [item["name"] for item in filters])),
-        clusters=[_cluster(settings, cluster) for cluster in clusters(settings)],
+        clusters=[
+            _cluster(settings, cluster)
+            for cluster in (*clusters(settings), *(collector_clusters(settings) if traced else []))
+        ],
         secrets=secrets(settings),
         listeners=[
             {**probe_listener(settings), "name": f"{OURS}probe"},
@@ -125,6 +130,7 @@ def parts(settings: Settings) -> Parts:
             _of_our_upstreams(settings, log) for log in attempts(settings, *([FLAGS_HEADER] if classic else []))
         ],
         mappers=[_left_alone(), *(_of_ours(mapper) for mapper in local_replies(settings)["mappers"])],
+        tracing=tracing(settings) if traced else {},
     )
 
 
@@ -133,7 +139,7 @@ def _cluster(settings: Settings, cluster: Data) -> Data:
     that, it tells which host callers asked for. In the classic profile gates do both.
     """
     found = {**cluster, "metadata": {"filter_metadata": {OWNER: {"part": True}}}}
-    if cluster["name"].startswith(SERVICE_CLUSTER) or settings.gateway.profile == "classic":
+    if cluster["name"].startswith(f"{OWNER}:") or settings.gateway.profile == "classic":
         return found
     (protocols,) = cluster["typed_extension_protocol_options"].values()
     endpoint = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from extproc.render.shape import Data, extension
 from extproc.settings import Settings, UpstreamSettings
 
-__all__ = ["BUNDLES", "is_address", "service_tls", "tls_secret_files", "upstream_tls"]
+__all__ = ["BUNDLES", "collector_tls", "is_address", "service_tls", "tls_secret_files", "upstream_tls"]
 
 _CONTEXT = "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
 _SECRET = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"  # noqa: S105 - a type
@@ -100,6 +100,11 @@ def service_tls(settings: Settings) -> Data:
     """To Tidegate, where `service.tls` is set: `{transport_socket: ...}`, or nothing."""
     service = _to_service(settings)
     return {"transport_socket": service.context(["h2"])} if service else {}
+
+
+def collector_tls(host: str) -> Data:
+    """To a collector of telemetry, by what the system trusts."""
+    return _Client("_collector", host, _system_bundle(), None, None, None).context(["http/1.1"])
 
 
 def tls_secret_files(settings: Settings) -> dict[str, Data]:

@@ -19,6 +19,7 @@ from extproc.render.hold import hold_headers
 from extproc.render.lua import upstream_script
 from extproc.render.shape import Data, extension, set_header, source
 from extproc.render.tls import tls_secret_files
+from extproc.render.tracing import TRACE_HEADERS, hides_traces
 from extproc.settings import PROVIDERS, Provider, Settings, UpstreamSettings
 
 __all__ = ["attempt_filters", "secret_files", "secrets", "upstream_filters"]
@@ -126,6 +127,8 @@ def _placed(settings: Settings, provider: Provider) -> Data:
 
 def _header_mutations(settings: Settings, upstream: UpstreamSettings) -> Iterator[Data]:
     provider = PROVIDERS[upstream.provider]
+    if hides_traces(settings, upstream):
+        yield from ({"remove": header} for header in TRACE_HEADERS)
     own = provider.key_header if upstream.key_file else None
     jwt = (settings.identity.jwt.header,) if settings.identity.jwt else ()
     yield from ({"remove": header} for header in dict.fromkeys((*_CREDENTIALS, *jwt)) if header != own)

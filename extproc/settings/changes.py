@@ -125,6 +125,11 @@ NEEDS: dict[Path, Need] = {
     **{("statuses", reason.value): Need.ENVOY for reason in IN_ENVOY},
 }
 """What is not live, by path; "*" is any name. The first that fits counts. See `_need` for what depends on values."""
+TRACED: frozenset[Path] = frozenset(
+    {("telemetry", "trace_sample"), ("telemetry", "otlp")}
+    | {("telemetry", "otlp", key) for key in ("endpoint", "headers_file", "traces")}
+)
+"""What Envoy knows, too, where it sends traces."""
 
 
 def differences(old: Settings, new: Settings) -> list[Difference]:
@@ -164,7 +169,7 @@ def version_of(settings: Settings) -> str:
 
 
 def _need(path: Path, was: Any, will: Any, old: Settings, new: Settings) -> Need:
-    if _is_envoys(path, was, will, old, new):
+    if _is_envoys(path, was, will, old, new) or (path in TRACED and (_traces(old) or _traces(new))):
         return Need.ENVOY
     return next((need for pattern, need in NEEDS.items() if _fits(path, pattern)), Need.LIVE)
 
@@ -237,6 +242,11 @@ def _wider(old: Settings, new: Settings, name: str) -> bool:
         for settings in (old, new)
     )
     return before != after
+
+
+def _traces(settings: Settings) -> bool:
+    """Whether Envoy sends traces, too."""
+    return settings.telemetry.otlp is not None and settings.telemetry.otlp.traces
 
 
 def _rank(own: int | None, other: int | None) -> tuple[bool, bool]:

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 from extproc.cli import app
 from extproc.render.fragments import FRAGMENTS, fragment
 from extproc.render.parts import parts
-from extproc.settings import load
+from extproc.render.tracing import tracing
+from extproc.settings import OtlpSettings, TelemetrySettings, load
 
 SETTINGS = load(None, {})
 RUN = CliRunner()
@@ -27,8 +28,17 @@ def test_each_part_is_what_merge_puts_in_and_says_where_it_belongs() -> None:
 
 def test_all_parts_are_documents_of_their_own() -> None:
     documents = list(yaml.safe_load_all(fragment("all", SETTINGS)))
-    each = [yaml.safe_load(fragment(name, SETTINGS)) for name in FRAGMENTS if name != "all"]
+    each = [yaml.safe_load(fragment(name, SETTINGS)) for name in FRAGMENTS if name not in ("all", "tracing")]
     assert documents == each
+
+
+def test_tracing_is_a_part_where_there_is_a_collector() -> None:
+    telemetry = TelemetrySettings(otlp=OtlpSettings(endpoint="http://collector:4318"))
+    traced = SETTINGS.model_copy(update={"telemetry": telemetry})
+    told = yaml.safe_load(fragment("tracing", traced))
+    assert told == tracing(traced)
+    assert told in list(yaml.safe_load_all(fragment("all", traced)))
+    assert yaml.safe_load(fragment("tracing", SETTINGS)) == {}
 
 
 def test_every_route_of_llm_paths_is_small_enough_for_envoy() -> None:

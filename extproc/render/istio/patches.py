@@ -38,7 +38,7 @@ _NAME = "tidegate"
 def envoy_filters(settings: Settings, target: Target) -> list[Data]:
     """Clusters first, in as many objects as it takes, then the one that uses them. settings: as in the Envoys' pods."""
     settings = settings.model_copy(update={"service": settings.service.model_copy(update={"address": target.service})})
-    ours = parts(settings)
+    ours = parts(settings, traced=False)
     clusters = [_patch(target, "CLUSTER", "ADD", cluster) for cluster in ours.clusters]
     groups = list(_of_a_size(clusters))
     named = {f"{_NAME}-clusters{f'-{i}' if i else ''}": group for i, group in enumerate(groups)}

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from extproc.render.istio.target import Target
 from extproc.render.shape import Data
+from extproc.render.tracing import collector_port
 from extproc.settings import Settings
 
 __all__ = ["destination_rule", "ports_left_out", "virtual_service", "virtual_services"]
@@ -64,6 +65,8 @@ def ports_left_out(settings: Settings) -> dict[str, str]:
         if upstream.kv and upstream.kv.prometheus:
             url = urlsplit(upstream.kv.prometheus)
             out.add(url.port or (443 if url.scheme == "https" else 80))
+    if (port := collector_port(settings)) is not None:
+        out.add(port)
     return {
         "traffic.sidecar.istio.io/excludeInboundPorts": ",".join(map(str, sorted(inside))),
         "traffic.sidecar.istio.io/excludeOutboundPorts": ",".join(map(str, sorted(out))),

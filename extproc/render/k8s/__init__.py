@@ -17,12 +17,12 @@ from extproc.render.k8s.envoy_gateway import Target
 from extproc.render.k8s.envoy_gateway import objects as envoy_gateway
 from extproc.render.k8s.envoy_gateway import settings_there as envoy_gateway_settings
 from extproc.render.k8s.objects import CLIENT_LABEL, headless_host, objects, own_host
-from extproc.render.k8s.placed import SDS_DIR, SECRET, SECRETS_DIR, TLS_DIR, needed_files, placed, tls_items
+from extproc.render.k8s.placed import HEADERS, SDS_DIR, SECRET, SECRETS_DIR, TLS_DIR, needed_files, placed, tls_items
 from extproc.render.k8s.pod import Sidecar, sidecar
 from extproc.render.k8s.tree import envoy_gateway_yaml, files, remarks, secret_hint, to_yaml
 
 __all__ = [
-    "CLIENT_LABEL", "SDS_DIR", "SECRET", "SECRETS_DIR", "TLS_DIR", "Sidecar", "Target",
+    "CLIENT_LABEL", "HEADERS", "SDS_DIR", "SECRET", "SECRETS_DIR", "TLS_DIR", "Sidecar", "Target",
     "envoy_gateway", "envoy_gateway_settings", "envoy_gateway_yaml", "files", "headless_host", "needed_files",
     "objects", "own_host", "placed", "remarks", "secret_hint", "sidecar", "tls_items", "to_yaml",
 ]  # fmt: skip

@@ -30,6 +30,7 @@ from extproc.render.k8s.envoy_patches import patches
 from extproc.render.k8s.objects import CLIENT_LABEL, NAMESPACE
 from extproc.render.k8s.placed import (
     CONFIG_DIR,
+    HEADERS,
     NAME,
     SDS,
     SECRET,
@@ -93,7 +94,7 @@ def objects(settings: Settings, target: Target | None = None, fakes: Fakes | Non
     """Everything, in an order in which it can be created. RenderError where it cannot work."""
     target = target or Target()
     there = settings_there(settings, target, fakes or {})
-    ours = parts(there)
+    ours = parts(there, traced=False)
     made = f"envoy.filters.http.ext_proc/envoyextensionpolicy/{target.namespace}/{POLICY}/extproc/0"
     admission = made if target.extension_policy else None
     patched = [
@@ -118,7 +119,9 @@ def about(settings: Settings, target: Target) -> str:
     told = _ABOUT.format(namespace=target.namespace, needs=_NEEDS[settings.gateway.profile])
     told += (_EXISTING if target.existing else "") + (_ADMISSION if target.extension_policy else "")
     sources = "".join(
-        f" \\\n#     --from-file={entry}={file}" for entry, file in sorted(needed_files(settings).items())
+        f" \\\n#     --from-file={entry}={file}"
+        for entry, file in sorted(needed_files(settings).items())
+        if entry != HEADERS
     )
     return told + (_FILES.format(secret=SECRET, system=target.system, sources=sources) if sources else "")
 
@@ -193,7 +196,7 @@ def _secrets_map(settings: Settings, target: Target) -> Iterator[Data]:
 def _proxy(settings: Settings, target: Target) -> Data:
     """How Envoy Gateway runs its Envoys: with our label, our files, and time for answers to come to their end."""
     volumes, mounts = [], []
-    if needed_files(settings):
+    if needed_files(settings).keys() - {HEADERS}:
         volumes.append({"name": "tidegate-files", "secret": {"secretName": SECRET}})
         mounts.append({"name": "tidegate-files", "mountPath": SECRETS_DIR, "readOnly": True})
     if tls := envoys_tls_items(settings.service):

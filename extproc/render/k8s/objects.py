@@ -10,6 +10,7 @@ from extproc.render.k8s.pod import GRPC, HTTP, LABELS, METRICS, STATE_VOLUME, Fa
 from extproc.render.metrics import PAGES
 from extproc.render.monitoring import alerts
 from extproc.render.shape import Data
+from extproc.render.tracing import collector_port
 from extproc.settings import Settings
 
 __all__ = [
@@ -210,6 +211,8 @@ def _ports(settings: Settings) -> Iterator[int]:
         if upstream.kv and upstream.kv.prometheus:
             url = urlsplit(upstream.kv.prometheus)
             yield url.port or (443 if url.scheme == "https" else 80)
+    if (port := collector_port(settings)) is not None:
+        yield port
 
 
 def _disruption_budget(settings: Settings) -> Data:

@@ -19,8 +19,9 @@ from extproc.render.upstream import secret_files
 from extproc.settings import ServiceSettings, Settings, UpstreamSettings
 
 __all__ = [
-    "CONFIG_DIR", "METRICS_PORT", "NAME", "PACKED", "SDS", "SDS_DIR", "SECRET", "SECRETS_DIR", "STATE_DIR", "TLS_DIR",
-    "checksum", "config_items", "config_map", "envoys_tls_items", "is_loopback", "needed_files", "placed", "tls_items",
+    "COLLECTOR_DIR", "COLLECTOR_FILE", "CONFIG_DIR", "HEADERS", "METRICS_PORT", "NAME", "PACKED", "SDS", "SDS_DIR",
+    "SECRET", "SECRETS_DIR", "STATE_DIR", "TLS_DIR", "checksum", "config_items", "config_map", "envoys_tls_items",
+    "is_loopback", "needed_files", "placed", "tls_items",
 ]  # fmt: skip
 
 NAME = "tidegate"
@@ -29,6 +30,8 @@ CONFIG_DIR = "/etc/tidegate/config"
 SECRETS_DIR = "/etc/tidegate/files"
 TLS_DIR = "/etc/tidegate/tls"
 """What Envoy and Tidegate both read; keys of upstreams are not among it."""
+COLLECTOR_DIR, COLLECTOR_FILE = "/etc/tidegate/collector", "headers"
+"""What the collector of telemetry wants in headers; both read it."""
 STATE_DIR = "/var/lib/tidegate"
 PACKED = "envoy.yaml.gz"
 METRICS_PORT = 10005
@@ -81,11 +84,16 @@ def placed(settings: Settings, *, sidecar: bool) -> Settings:
     if settings.identity.jwt:
         jwt = settings.identity.jwt.model_copy(update={"jwks_file": f"{SECRETS_DIR}/{_JWKS}"})
         moved["identity"] = settings.identity.model_copy(update={"jwt": jwt})
+    if settings.telemetry.otlp and settings.telemetry.otlp.headers_file:
+        otlp = settings.telemetry.otlp.model_copy(update={"headers_file": f"{COLLECTOR_DIR}/{COLLECTOR_FILE}"})
+        moved["telemetry"] = settings.telemetry.model_copy(update={"otlp": otlp})
     return settings.model_copy(update=moved)
 
 
 _STATE_FILE = f"{STATE_DIR}/levels.json"
 _JWKS = "jwks.json"
+HEADERS = "_collector.headers"
+"""Of the collector of telemetry. No upstream's name begins so."""
 _OF_UPSTREAM = {"key_file": "key", "ca_file": "ca", "client_cert_file": "client.crt", "client_key_file": "client.key"}
 
 
@@ -98,6 +106,8 @@ def needed_files(settings: Settings) -> dict[str, str]:
         found |= {_tls_entry(key): path for key, path in settings.service.tls.files.items()}
     if settings.identity.jwt:
         found[_JWKS] = settings.identity.jwt.jwks_file
+    if settings.telemetry.otlp and settings.telemetry.otlp.headers_file:
+        found[HEADERS] = settings.telemetry.otlp.headers_file
     return found
 
 

@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from extproc.render.k8s.placed import (
+    COLLECTOR_DIR,
+    COLLECTOR_FILE,
     CONFIG_DIR,
+    HEADERS,
     NAME,
     PACKED,
     SECRET,
@@ -59,7 +62,14 @@ _FIRST_FREE_PORT = 1024
 _MIB = 1024 * 1024
 _CONFIG = ["--config", f"{CONFIG_DIR}/tidegate.yaml"]
 _UNPACKED_DIR = "/etc/tidegate/envoy"
-_MOUNTS = {"config": CONFIG_DIR, "files": SECRETS_DIR, "state": STATE_DIR, "envoy": _UNPACKED_DIR, "tls": TLS_DIR}
+_MOUNTS = {
+    "config": CONFIG_DIR,
+    "files": SECRETS_DIR,
+    "state": STATE_DIR,
+    "envoy": _UNPACKED_DIR,
+    "tls": TLS_DIR,
+    "collector": COLLECTOR_DIR,
+}
 _VOLUME = "tidegate-{}"
 STATE_VOLUME = _VOLUME.format("state")
 
@@ -183,6 +193,7 @@ def _service(settings: Settings) -> Data:
         "volumeMounts": [
             *_mounts("config", read_only=True),
             *(_mounts("tls", read_only=True) if settings.service.tls else []),
+            *(_mounts("collector", read_only=True) if HEADERS in needed_files(settings) else []),
             *_mounts("state", read_only=False),
         ],
     }
@@ -206,7 +217,8 @@ def _envoy(settings: Settings, config: Data) -> Data:
     file = f"{_UNPACKED_DIR if packed else CONFIG_DIR}/envoy.yaml"
     command = ["envoy", "-c", file, "--disable-hot-restart", "--log-level", "warning"]
     command += ["--concurrency", str(settings.gateway.workers or _WORKERS)]
-    told = {"files": _files(settings), "tls": settings.service.tls, "envoy": packed}
+    collector = HEADERS in needed_files(settings)
+    told = {"files": _files(settings), "tls": settings.service.tls, "collector": collector, "envoy": packed}
     more = [name for name, there in told.items() if there]
     mounts = [mount for name in ("config", *more) for mount in _mounts(name, read_only=True)]
     return {
@@ -265,12 +277,14 @@ def _mounts(what: str, *, read_only: bool) -> list[Data]:
 
 def _volumes(settings: Settings, config: Data) -> list[Data]:
     named = {"name": config["metadata"]["name"], "items": config_items(config)}
-    tls, files = tls_items(settings.service), _files(settings)
-    whole = {"secretName": SECRET}
+    tls, files, collector = tls_items(settings.service), _files(settings), HEADERS in needed_files(settings)
+    whole, told = {"secretName": SECRET}, [{"key": HEADERS, "path": COLLECTOR_FILE}]
+    some = _items(files) if tls or collector else {}
     return [
         {"name": _VOLUME.format("config"), "configMap": named},
-        *([{"name": _VOLUME.format("files"), "secret": {**whole, **(_items(files) if tls else {})}}] if files else []),
+        *([{"name": _VOLUME.format("files"), "secret": {**whole, **some}}] if files else []),
         *([{"name": _VOLUME.format("tls"), "secret": {**whole, "items": tls}}] if tls else []),
+        *([{"name": _VOLUME.format("collector"), "secret": {**whole, "items": told}}] if collector else []),
         *([{"name": _VOLUME.format("envoy"), "emptyDir": {"sizeLimit": "64Mi"}}] if _is_packed(config) else []),
         {"name": STATE_VOLUME, "emptyDir": {"sizeLimit": "64Mi"}},
     ]
@@ -278,7 +292,7 @@ def _volumes(settings: Settings, config: Data) -> list[Data]:
 
 def _files(settings: Settings) -> list[str]:
     """Entries of the Secret that only Envoy reads."""
-    return sorted(needed_files(settings).keys() - {item["key"] for item in tls_items(settings.service)})
+    return sorted(needed_files(settings).keys() - {HEADERS, *(item["key"] for item in tls_items(settings.service))})
 
 
 def _items(entries: list[str]) -> Data:
