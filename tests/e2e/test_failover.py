@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,12 +23,16 @@ import anthropic
 import httpx
 import openai
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
+from prometheus_client.parser import text_string_to_metric_families
 
 from extproc import dialects, tokens
 from extproc.core.request import Endpoint
 from extproc.fakes.record import fingerprint
 from extproc.fakes.text import answer_text
 from extproc.stack import Stack
+from extproc.telemetry.catalog import METRICS
+from extproc.telemetry.metrics import OPEN_TYPE
 from tests.e2e.conftest import books_balance, chat
 from tests.e2e.doubles import (
     ANSWER,
@@ -206,6 +211,20 @@ def seen(stack: Stack, name: str) -> list[dict[str, Any]]:
 def counts(stack: Stack, *names: str) -> list[int]:
     """How many requests each of these fakes got."""
     return [len(seen(stack, name)) for name in names]
+
+
+def metrics(stack: Stack) -> Counter[tuple[str, ...]]:
+    """Values by name and labels' values, as both of its formats tell them, and nothing that the catalog has not."""
+    address = f"http://{stack.settings.service.console}/metrics"
+    found: list[Counter[tuple[str, ...]]] = []
+    for accept, parse in (("text/plain", text_string_to_metric_families), (OPEN_TYPE, open_families)):
+        page = HTTP.get(address, headers={"accept": accept}).raise_for_status().text
+        families = list(parse(page))
+        assert {family.name for family in families} <= {metric.family for metric in METRICS}
+        samples = [one for family in families for one in family.samples]
+        found.append(Counter({(one.name, *sorted(one.labels.values())): one.value for one in samples}))
+    assert found[0].keys() == found[1].keys()
+    return found[0]
 
 
 class Meter:
@@ -592,8 +611,9 @@ def test_sdks_raise_when_all_failed(stack: Stack, dialect: str, *, stream: bool)
 async def test_forty_failovers_at_once_all_succeed_and_are_charged_where_they_went(stack: Stack) -> None:
     """Forty requests lose their primary together: all are answered by the backup. Tokens come back to the primary, and
     the backup is charged for forty, tokens and requests, without a word of overshoot while its bucket holds them.
+    Metrics say the same as the providers do.
     """
-    meter = Meter(stack)
+    meter, before = Meter(stack), metrics(stack)
     async with crowd(stack) as clients:
         results = await gather(clients, 40, chat(), "503;after=0.1;provider=primary")
     assert {(r.status, r.headers["x-tidegate-upstream"], r.headers["x-tidegate-attempts"]) for r in results} == {
@@ -608,6 +628,15 @@ async def test_forty_failovers_at_once_all_succeed_and_are_charged_where_they_we
     assert meter.spent("upstream/backup/*/requests") == pytest.approx(40, abs=0.5)
     assert meter.counted("failed_attempts", "primary") == 40
     assert meter.counted("overshot", "upstream/backup/*/total") == 0
+    await asyncio.sleep(0.6)  # a page of metrics serves for half a second whoever asks
+    new = metrics(stack) - before
+    assert new["tidegate_failovers_total", "backup", "primary"] == 40
+    assert new["tidegate_failed_attempts_total", "failure", "primary"] == 40
+    prompts = sum(one["prompt_tokens"] for one in seen(stack, "backup"))
+    for kind, used in (("input", prompts), ("output", 40 * 16)):
+        sums = {key: n for key, n in new.items() if key[0] == "gen_ai_client_token_usage_sum" and kind in key}
+        assert [n for key, n in sums.items() if "backup" in key] == [used]
+    assert sum(n for key, n in new.items() if key[0] == "gen_ai_server_request_duration_seconds_count") == 40
 
 
 async def test_failovers_into_a_small_bucket_are_counted_as_overshoot(stack: Stack) -> None:
