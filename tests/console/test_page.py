@@ -22,6 +22,7 @@ from extproc.core.request import Usage
 from extproc.telemetry.dossiers import Dossiers
 from extproc.telemetry.explain import explain
 from tests.console.pretender import Pretender, pretend
+from tests.console.world import TOKEN, World, beside, by_token
 from tests.doubles import request
 
 OVERVIEWS = Path(__file__).parent / "overviews"
@@ -213,6 +214,63 @@ def test_acts_with_the_token_and_tells_what_came_of_it(page: Page) -> None:
         act(f"Pause lane {lane}", "Pause")
         expect(page.locator("#ask-error")).to_have_text("lane P9 is already paused")
         expect(ask).to_be_visible()
+
+
+class Moving(World):
+    """A world whose overview shows its levers as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = told("overload")
+        self.told["sessions"] = [{"tenant": "agents", "id": "a/b", "requests": 1, "tokens": 10, "usd": 0.0}]
+
+    async def overview(self) -> dict[str, Any]:
+        return {**await super().overview(), "levers": self.levers.state()}
+
+
+def test_moves_levers_of_the_real_console(page: Page, tmp_path: Path) -> None:
+    """What the page sends is what the console takes, under the console's own headers; each lever comes back, too."""
+    world = Moving()
+    with beside(world, by_token(tmp_path)) as url:
+        page.goto(url)
+        ask, force = page.locator("#ask"), page.locator("#in-force")
+
+        def act(button: str, go: str, **fields: str) -> None:
+            page.get_by_role("button", name=button, exact=True).last.click()
+            for name, value in fields.items():
+                ask.locator(f"[name={name}]").fill(value)
+            ask.get_by_role("button", name=go, exact=True).click()
+
+        act("Pause lane P2", "Pause", token=TOKEN, reason="a storm")
+        expect(page.locator("#banners")).to_contain_text("Lane P2 is paused")
+        act("Trip the breaker of primary", "Trip")
+        act("Take out primary", "Take out")
+        act("Change a limit …", "Change", place="lanes.P2.max_requests", value="-1")
+        expect(page.locator("#ask-error")).to_have_text(re.compile("must be greater than 0"))
+        ask.locator("[name=value]").fill("250")
+        page.locator("#ask-go").click()
+        expect(force).to_contain_text("lanes.P2.max_requests is 250 instead of 1,000")
+        act("Raise the budget of session a/b", "Raise", add_tokens="500", add_usd="2.5", reason="more")
+        expect(page.locator("#told")).to_contain_text("Session a/b may use more")
+        for button, go in (("Resume lane P2", "Resume"), ("Put back primary", "Put back"), ("Return", "Return")):
+            act(button, go)
+        expect(force.locator("li")).to_have_count(0)
+        page.get_by_role("button", name="Bypass …").click()
+        ask.locator("[name=sure]").check()
+        page.locator("#ask-go").click()
+        expect(page.locator("#banners")).to_contain_text("Bypass")
+        act("End bypass", "End bypass")
+        expect(page.locator("#banners")).to_be_empty()
+        assert [action for _, *action in world.levers.done] == [
+            ["pause", "P2", 900], ["trip", "primary"], ["take_out", "primary", 900],
+            ["change", "lanes.P2.max_requests", 250, 900], ["resume", "P2"], ["put_back", "primary"], ["revert", "c4"],
+            ["bypass", 900], ["no_bypass"],
+        ]  # fmt: skip
+        assert (world.sessions.limit, world.sessions.usd) == (1500, 7.5)
+        page.locator("#filter [name=tenant]").fill("agents")
+        expect(page.locator("#recent-rows tr")).to_have_count(1)
+        page.locator("#recent-rows button").click()
+        expect(page.locator("#explain .story")).to_be_visible()
 
 
 def test_does_nothing_without_a_token(page: Page) -> None:

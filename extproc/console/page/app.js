@@ -20,6 +20,13 @@ const THEMES = { auto: "as the system says", light: "light", dark: "dark" };
 
 let view = null, newsAt = 0, trouble = null;
 
+/** Lanes and upstreams as the levers say: after an action these are newer than the rest. */
+function withLevers(overview, levers = overview.levers) {
+  const lanes = (overview.lanes ?? []).map((lane) => ({ ...lane, paused: levers?.lanes?.[lane.name]?.paused ?? lane.paused }));
+  const upstreams = (overview.upstreams ?? []).map((one) => ({ ...one, out: levers?.upstreams?.[one.name]?.out ?? one.out }));
+  return { ...overview, lanes, upstreams, levers };
+}
+
 function show() {
   now.show(view, explain);
   lanes.show(view);
@@ -36,7 +43,7 @@ function show() {
 
 function heard(overview) {
   if (!overview || typeof overview !== "object" || typeof overview.at !== "number") return;
-  view = overview;
+  view = withLevers(overview);
   newsAt = performance.now();
   trouble = null;
   document.body.classList.remove("stale");
@@ -100,7 +107,7 @@ function theme() {
 
 actions.onLevers((state) => {
   if (!view) return;
-  view = { ...view, levers: state };
+  view = withLevers(view, state);
   show();
 });
 byId("proof").addEventListener("click", actions.unlock);
