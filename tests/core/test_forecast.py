@@ -351,6 +351,21 @@ def test_who_stands_in_line_is_not_ahead_of_itself() -> None:
         assert told == pytest.approx(10 + 10 * len(others), abs=6)
 
 
+def test_its_place_in_line_is_behind_better_lanes_and_its_own_tenants_earlier_ones() -> None:
+    """Of another tenant only what fairness serves before it counts, and nobody who wants other upstreams."""
+    scene = Scene()
+    names = ("a",)
+    first, second = scene.join(USUAL, USUAL)
+    assert [scene.forecast.place(one, names, 0.0) for one in (first, second, scene.waiter())] == [1, 2, 3]
+    scene.join(USUAL, USUAL, USUAL, lane="P0")
+    scene.join(*[USUAL] * 9, group=Group(("b",), frozenset({"b/total"})))
+    scene.join(*[USUAL] * 9, lane="P2")
+    assert [scene.forecast.place(one, names, 0.0) for one in (first, second)] == [4, 5]
+    assert scene.forecast.place(scene.waiter(lane="P0", tenant="light"), names, 0.0) < 4
+    assert scene.forecast.place(scene.waiter(), ("b",), 0.0) == 10
+    assert scene.forecast.place(scene.waiter(), (), 0.0) == 1
+
+
 def test_promises_that_come_before_its_turn_are_ahead_of_a_newcomer() -> None:
     """One after the other, but not those that are due after its own turn: there is time for it before them."""
     scene = Scene()

@@ -501,3 +501,16 @@ def _sum(waiters: list[Waiter]) -> Backlog:
     for one in waiters:
         total.add(one.request)
     return total
+
+
+def test_a_line_knows_for_want_of_what_its_first_was_refused_and_how_long() -> None:
+    """Who comes later takes the difference; what holds it now counts up to now."""
+    line = Line(GROUP)
+    assert (line.lacking, line.lacked(5.0)) == ((), {})
+    line.refused(("a/slots",), 10.0)
+    line.refused(("a/slots",), 11.0)
+    assert (line.lacking, line.lacked(12.0)) == (("a/slots",), {("a/slots",): 2.0})
+    line.refused(("a/total", "b/total"), 13.0)
+    assert line.lacked(14.0) == {("a/slots",): 3.0, ("a/total", "b/total"): 1.0}
+    line.refused(("a/slots",), 15.0)
+    assert line.lacked(20.0) == {("a/slots",): 8.0, ("a/total", "b/total"): 2.0}

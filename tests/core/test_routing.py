@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.core.budget import Budget
 from extproc.core.capacity import Claim, Store
+from extproc.core.events import PassedOver, Why
 from extproc.core.policy import Kind, KvRules, Limit, Policy, Route, Upstream, WhenBusy
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Ability, Dialect, Endpoint, Size
@@ -30,6 +31,7 @@ from extproc.core.routing import (
     priorities,
     reserve_of,
     route_of,
+    unable,
 )
 
 BOTH = frozenset(Dialect)
@@ -452,3 +454,22 @@ def test_of_tokens_a_part_is_for_the_best_lane() -> None:
         Kind.TOTAL: 0.15, Kind.INPUT: 0.15, Kind.OUTPUT: 0.15, Kind.REQUESTS: 0.0
     }  # fmt: skip
     assert reserve_of(upstream("a", burn=None), Kind.TOTAL) == 0
+
+
+def test_who_cannot_serve_is_told_with_the_first_of_its_reasons() -> None:
+    """Those that could are not told; sizes are each upstream's own."""
+    small = upstream("small", window=100)
+    names = upstream("openai", dialects=OPENAI), upstream("plain", lacks=frozenset({Ability.TOOLS})), small
+    rules = policy(*names, upstream("wide", window=1000))
+    route = rules.routes[0]
+    about = Dialect.ANTHROPIC, "m", Size(80, 21)
+    needs = frozenset({Ability.TOOLS, Ability.IMAGES})
+    found = unable(rules, route, *about, None, needs)
+    assert found == (
+        PassedOver("openai", Why.DIALECT), PassedOver("plain", Why.ABILITY), PassedOver("small", Why.TOO_LARGE),
+    )  # fmt: skip
+    assert unable(rules, route, *about, None, needs, {"small": Size(79, 21)}) == found[:2]
+    assert unable(rules, route, Dialect.OPENAI, "m", Size(1, 1), None) == ()
+    pinned = unable(rules, route, Dialect.OPENAI, "m", Size(1, 1), "wide")
+    assert pinned == tuple(PassedOver(name, Why.PINNED) for name in ("openai", "plain", "small"))
+    assert eligible(rules, route, *about, None, needs) == ("wide",)
