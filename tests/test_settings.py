@@ -651,7 +651,8 @@ def test_relative_files_are_beside_the_config_file(tmp_path: Path) -> None:
     config.write_text(
         "upstreams: {a: {provider: openai, owned: true, concurrency: 1, key_file: secrets/key, ca_file: /etc/ca.pem}}\n"
         "routes: [{models: [m], chain: [a]}]\nservice: {state_file: levels.json}\n"
-        "gateway: {secrets_dir: told}",
+        "gateway: {secrets_dir: told}\nadmin: {token_file: token, audit_file: audit}\n"
+        "telemetry: {otlp: {endpoint: 'http://c', headers_file: headers}}",
         "utf-8",
     )
     settings = load(config, {})
@@ -659,6 +660,10 @@ def test_relative_files_are_beside_the_config_file(tmp_path: Path) -> None:
     assert settings.upstreams["a"].ca_file == "/etc/ca.pem"
     assert settings.service.state_file == str(tmp_path / "levels.json")
     assert settings.gateway.secrets_dir == str(tmp_path / "told")
+    assert settings.admin.token_file == str(tmp_path / "token")
+    assert settings.admin.audit_file == str(tmp_path / "audit")
+    assert settings.telemetry.otlp is not None
+    assert settings.telemetry.otlp.headers_file == str(tmp_path / "headers")
 
 
 @pytest.mark.parametrize(

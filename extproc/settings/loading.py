@@ -150,7 +150,7 @@ def _overridden(raw: dict[str, Any], environ: Mapping[str, str]) -> dict[str, An
 
 FILES = frozenset(
     {"key_file", "cert_file", "ca_file", "client_cert_file", "client_key_file", "client_ca_file"}
-    | {"jwks_file", "secrets_dir", "state_file"}
+    | {"jwks_file", "secrets_dir", "state_file", "headers_file", "token_file", "audit_file"}
 )
 
 
