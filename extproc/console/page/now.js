@@ -30,7 +30,7 @@ function headline(view) {
   parts.push(refused ? `${count(refused)} ${refused === 1 ? "was" : "were"} refused in 5 minutes` : "nothing was refused in 5 minutes");
   const resting = (view.upstreams ?? []).filter((upstream) => upstream.state === "open" || upstream.out);
   const sick = resting.map((upstream) => `${visible(upstream.name)} ${upstream.out ? "is out" : "rests"}`);
-  if (sick.length > 1 && sick.length === view.upstreams.length) parts.push("no upstream is left");
+  if (sick.length > 1 && sick.length === view.upstreams.length) parts.push("every upstream rests or is out");
   else if (sick.length) parts.push(sick.length > 3 ? `${count(sick.length)} upstreams rest` : sick.join(", "));
   return `${parts.join("; ")}.`;
 }
