@@ -28,8 +28,8 @@ from extproc.console import state
 from extproc.console.sources import Sources
 from extproc.core.events import Event
 from extproc.core.identity import Directory
+from extproc.core.lanes import Queue
 from extproc.core.orders import cutter
-from extproc.core.policy import Lane
 from extproc.dispatch import Dispatch, Outlook, Timing
 from extproc.examination import Examination
 from extproc.handler import Handler
@@ -51,7 +51,7 @@ from extproc.telemetry.overview import MOST_RECENT, Seen, overview
 from extproc.telemetry.places import Places
 from extproc.telemetry.sampling import NONE, Sampling
 from extproc.telemetry.tally import Tally
-from extproc.waiting import standing
+from extproc.waiting import oldest_s, standing
 from extproc.watchdog import Watchdog
 from extproc.wire.classic import Silence
 from extproc.wire.server import Server
@@ -232,7 +232,7 @@ class Service:
             "config": self.reloading.told.state(),
             "callers": self.admission.allowances.state(),
             "tally": self.tally.snapshot(),
-            "lanes": {name: _bounds(rule) for name, rule in self.lanes.rules.items()},
+            "lanes": {name: _lane(queue, now) for name, queue in self.lanes.queues.items()},
             **self.meter.state(),
             "levers": self.levers.state(),
         }
@@ -421,8 +421,10 @@ def _traces(settings: Settings) -> bool:
     return settings.telemetry.otlp is not None and settings.telemetry.otlp.traces
 
 
-def _bounds(lane: Lane) -> dict[str, float]:
-    return {"max_requests": lane.max_requests, "max_tokens": lane.max_tokens, "max_bytes": lane.max_bytes}
+def _lane(queue: Queue, now: float) -> dict[str, float | None]:
+    rule, oldest = queue.rule, oldest_s(queue, now)
+    bounds = {"max_requests": rule.max_requests, "max_tokens": rule.max_tokens, "max_bytes": rule.max_bytes}
+    return bounds | {"oldest_s": oldest}
 
 
 def _known_levels(settings: Settings) -> Mapping[str, tuple[float, float]]:

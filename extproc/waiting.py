@@ -20,7 +20,7 @@ from extproc.core.routing import breaker_key
 from extproc.core.shares import Terms
 from extproc.limiter import Limiter
 
-__all__ = ["standing"]
+__all__ = ["oldest_s", "standing"]
 
 MOST_TENANTS = 2000
 """Of so many tenants of a lane, those that wait longest, the oldest request and the largest backlog are looked for."""
@@ -33,22 +33,20 @@ def standing(limiter: Limiter, store: Store, now: float, rests_until: Mapping[st
     rests_until: of upstreams whose breaker keeps users away, when that ends, on the clock.
     """
     return {
-        "lanes": {name: _lane(queue, now) for name, queue in limiter.lanes.queues.items()},
+        "lanes": {name: {"oldest_s": oldest_s(queue, now)} for name, queue in limiter.lanes.queues.items()},
         "lines": _lines(limiter, store, now, rests_until),
         "tenants": _tenants(limiter.lanes),
     }
 
 
-def _lane(queue: Queue, now: float) -> dict[str, Any]:
-    """Since when the oldest of a lane waits, by its arrival."""
+def oldest_s(queue: Queue, now: float) -> float | None:
+    """For how many seconds the oldest of a lane has been here; None where nobody waits."""
     arrivals = [
         flow.first(lifo=False).request.arrived
         for tenant in islice(queue.tenants.values(), MOST_TENANTS)
         for flow in tenant.flows.values()
     ]
-    return {
-        "oldest_s": round(now - min(arrivals), 3) if arrivals else None,
-    }
+    return round(now - min(arrivals), 3) if arrivals else None
 
 
 def _lines(limiter: Limiter, store: Store, now: float, rests_until: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -152,6 +152,9 @@ _QUEUE = (
     _gauge("tidegate.queue.requests", "{request}", ("lane",), "Requests in line."),
     _gauge("tidegate.queue.tokens", "{token}", ("lane",), "Tokens of the requests in line."),
     _gauge("tidegate.queue", "By", ("lane",), "Bytes of the bodies in line."),
+    _gauge(
+        "tidegate.queue.oldest", "s", ("lane",), "For how long the oldest in line has been here; 0 where nobody waits."
+    ),
     _gauge("tidegate.queue.limit.requests", "{request}", ("lane",), "Requests that a lane may hold."),
     _gauge("tidegate.queue.limit.tokens", "{token}", ("lane",), "Tokens that a lane may hold."),
     _gauge("tidegate.queue.limit", "By", ("lane",), "Bytes that a lane may hold."),

@@ -129,6 +129,10 @@ def _bound(name: str) -> Reading:
     return lambda sources: [((lane,), bounds[name]) for lane, bounds in sources.state.get("lanes", {}).items()]
 
 
+def _oldest(sources: Sources) -> Told:
+    return [((lane,), of["oldest_s"] or 0.0) for lane, of in sources.state.get("lanes", {}).items()]
+
+
 def _lever(kind: str, name: str) -> Reading:
     """What an operator did to lanes or upstreams, one by one."""
 
@@ -286,6 +290,7 @@ READINGS: dict[str, Reading] = {
     "tidegate.queue.requests": _waiting("requests"),
     "tidegate.queue.tokens": _waiting("tokens"),
     "tidegate.queue": _waiting("bytes"),
+    "tidegate.queue.oldest": _oldest,
     "tidegate.queue.limit.requests": _bound("max_requests"),
     "tidegate.queue.limit.tokens": _bound("max_tokens"),
     "tidegate.queue.limit": _bound("max_bytes"),

@@ -99,7 +99,10 @@ def told(beside: Meter | None = None, **more: Any) -> dict[str, Any]:
         "config": Told("abc", applied=2, at=1700000000.5).state(),
         "callers": {"unlisted_tenants": 3, "sessions": 4, "forgotten_in_use": 0},
         "tally": tally.snapshot(),
-        "lanes": {lane.name: {"max_requests": 9, "max_tokens": 900, "max_bytes": 9000} for lane in LANES},
+        "lanes": {
+            lane.name: {"max_requests": 9, "max_tokens": 900, "max_bytes": 9000, "oldest_s": 2.5 if lane.rank else None}
+            for lane in LANES
+        },
         "levers": {
             "bypass": {"until": None},
             "draining": False,

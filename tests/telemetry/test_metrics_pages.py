@@ -116,6 +116,7 @@ def test_counts_and_levels_are_those_of_the_state() -> None:
     assert of("tidegate_kv_instances") == {local: 2}
     assert of("tidegate_kv_preemptions") == {local: 2}
     assert of("tidegate_queue_limit_bytes") == {(("lane", "P0"),): 9000, (("lane", "P1"),): 9000}
+    assert of("tidegate_queue_oldest_seconds") == {(("lane", "P0"),): 0, (("lane", "P1"),): 2.5}
     assert of("tidegate_lane_paused") == {(("lane", "P0"),): 0, (("lane", "P1"),): 1}
     assert of("tidegate_in_flight") == {(): 7}
     assert (of("tidegate_bypass"), of("tidegate_changes"), of("tidegate_draining")) == ({(): 1}, {(): 1}, {(): 0})
