@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -635,6 +636,39 @@ def explain_request(
         typer.echo(error, err=True)
         raise typer.Exit(1) from None
     typer.echo(json.dumps(known, indent=2) if as_json else told(known), nl=as_json)
+
+
+@app.command()
+def top(
+    config: Config = None,
+    *,
+    console: Annotated[
+        str | None, typer.Option(help="host:port or URL of a console that the config does not name.")
+    ] = None,
+    token_file: Annotated[
+        str | None, typer.Option(help="What proves who acts; else TIDEGATE_TOKEN, or that of the config.")
+    ] = None,
+    ca_file: Annotated[str | None, typer.Option(help="Certificates to trust, instead of the system's.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print all of it once, as plain text.")] = False,
+) -> None:
+    """Watch a running Tidegate: who waits, for what, and what would help; pause, trip, explain."""
+    from extproc.console.asking import ConsoleError, access  # noqa: PLC0415
+    from extproc.console.top.remote import Remote  # noqa: PLC0415
+    from extproc.telemetry.story import told  # noqa: PLC0415
+
+    try:
+        remote = Remote(access(_settings(config), console=console, token_file=token_file, ca_file=ca_file))
+        if once:
+            from extproc.console.top.plain import page  # noqa: PLC0415
+
+            typer.echo(page(remote.overview(), shutil.get_terminal_size((100, 24)).columns), nl=False)
+            return
+    except ConsoleError as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(1) from None
+    from extproc.console.top.screen import Top  # noqa: PLC0415
+
+    Top(remote, told).run()
 
 
 def _fakes(settings: Settings) -> dict[str, list[str]]:
