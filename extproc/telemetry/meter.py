@@ -20,7 +20,7 @@ __all__ = ["Meter"]
 
 GATHER_S = 5.0
 """The state has to be told to the sending thread in this time, or is not sent."""
-LAST_S = 3.0
+LAST_S = 2.0
 """So long a service that ends waits until its last numbers are sent."""
 
 

@@ -28,8 +28,11 @@ TIMEOUT_S = 10.0
 """For one attempt to send, those included that are made again after an error that may pass."""
 AGAIN_S = 600.0
 """While it fails it is told so often."""
-LIBRARY = "opentelemetry.exporter.otlp"
-"""Logger of the exporter, which tells of every failure; that is told here, seldom."""
+LIBRARY = "opentelemetry.exporter.otlp.proto.http"
+"""Above the loggers of the exporters, which tell of every failure; that is told here, seldom."""
+EXPORTERS = {"metrics": "metric_exporter", "traces": "trace_exporter"}
+LONGEST = 300
+"""Characters of their words that are told."""
 
 
 class OtlpError(Exception):
@@ -57,17 +60,32 @@ def _header(line: str, where: str) -> tuple[str, str]:
     return name.strip().lower(), value.strip()
 
 
+class Words(logging.Filter):
+    """Keeps the first that a library has to say of an attempt, and lets nothing of it be written."""
+
+    first = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """As the logging library asks."""
+        self.first = self.first or record.getMessage()[:LONGEST]
+        return False
+
+
 class Heard:
     """Tells the log whether a collector takes what it is sent, seldom. Used by one thread."""
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """what: is sent, in a word."""
+        """what: metrics or traces."""
         self._what = what
         self._clock = clock
         self._since: float | None = None
         self._told = 0.0
         self.failed = 0
-        logging.getLogger(LIBRARY).setLevel(logging.CRITICAL)
+        self._words = Words()
+        library = logging.getLogger(f"{LIBRARY}.{EXPORTERS[what]}")
+        for former in [one for one in library.filters if isinstance(one, Words)]:
+            library.removeFilter(former)
+        library.addFilter(self._words)
 
     @property
     def failing(self) -> bool:
@@ -75,18 +93,20 @@ class Heard:
         return self._since is not None
 
     def failure(self, why: str) -> None:
-        """It was not taken."""
-        now = self._clock()
+        """It was not taken. why: is told where the library has said nothing."""
+        now, said = self._clock(), self._words.first or why
+        self._words.first = ""
         self.failed += 1
         if self._since is None:
             self._since = now
         elif now - self._told < AGAIN_S:
             return
         self._told = now
-        log.warning("%s cannot be sent to the collector, for %.0f s now: %s", self._what, now - self._since, why)
+        log.warning("%s cannot be sent to the collector, for %.0f s now: %s", self._what, now - self._since, said)
 
     def success(self) -> None:
         """It was."""
+        self._words.first = ""
         if self._since is not None:
             log.warning("%s are sent to the collector again", self._what)
             self._since = None

@@ -148,6 +148,29 @@ async def test_a_collector_that_is_away_is_told_once_and_holds_nobody(
         await one.stop()
     [line] = [record.getMessage() for record in caplog.records]
     assert line.startswith("metrics cannot be sent to the collector")
+    assert "Failed to export metrics batch" in line, "and why, in the library's words"
+
+
+async def test_a_collector_that_says_no_is_told_with_its_word(caplog: pytest.LogCaptureFixture) -> None:
+    """And never what it was sent as a key."""
+    with collector() as here, caplog.at_level(logging.WARNING):
+        here.status = 401
+        one = meter(here.endpoint)
+        one._headers = {"authorization": SECRET}
+        one.start(lambda: told(one))
+        await asyncio.to_thread(here.next)
+        push = one._push
+        assert push is not None
+        while not push._to.heard.failed:  # noqa: ASYNC110 - a thread will
+            await asyncio.sleep(0.01)
+        here.status = 200
+        while push._to.heard.failing:  # noqa: ASYNC110 - same
+            await asyncio.sleep(0.01)
+        await one.stop()
+    first, last = [record.getMessage() for record in caplog.records]
+    assert "401" in first
+    assert last == "metrics are sent to the collector again"
+    assert SECRET not in caplog.text
 
 
 async def test_a_collector_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
