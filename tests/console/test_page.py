@@ -36,6 +36,9 @@ HOSTILE = (
 )
 
 
+expect.set_options(timeout=60_000)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """One browser for all tests of this file."""
@@ -53,7 +56,7 @@ def browser() -> Iterator[Browser]:
 def page(browser: Browser) -> Iterator[Page]:
     """A page that may neither complain in its console nor ask anybody but its own server."""
     context = browser.new_context(viewport=DESKTOP, reduced_motion="reduce")
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(60_000)
     page = context.new_page()
     complaints: list[str] = []
     origins: set[str] = set()
@@ -77,7 +80,7 @@ def told(name: str) -> dict[str, Any]:
 def see(page: Page, server: Pretender, path: str = "") -> None:
     """Open the page and wait for its first figures."""
     page.goto(server.url + path)
-    expect(page.locator("#link-text")).to_have_text("live", timeout=30_000)
+    expect(page.locator("#link-text")).to_have_text("live")
 
 
 def no_sideways(page: Page) -> None:
