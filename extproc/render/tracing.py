@@ -6,9 +6,9 @@ by what Envoy decided, so that either both tell of a request or neither.
 
 Upstreams that are `owned` get `traceparent`, so that an engine's spans join the trace. Others get none of it, and no
 `baggage` either: a provider cannot put its spans there, and whose requests belong together, or what a caller wrote into
-its baggage, is no affair of a third party. Attempts begin with the same headers, and Envoy names each in them anew, so
-nothing is missing at an owned upstream behind another. In the classic profile only the listener that callers reach has
-spans, not the gates: what a gate's router put in could not be taken out again.
+its baggage, is no affair of a third party. Envoy names each attempt anew, so an owned upstream behind another still
+joins the trace; baggage that was taken away before is not there (in the native profile). In the classic profile only
+the listener that callers reach has spans, not the gates: what a gate's router put in could not be taken out again.
 
 What the collector wants to see in headers stands in a file that Envoy reads by itself whenever it sends, as Tidegate
 does at its start; it is in no rendered text.
