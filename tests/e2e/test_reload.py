@@ -37,8 +37,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def raw(stack: Stack) -> dict[str, Any]:
-    """What the service was started with."""
-    return stack.settings.model_dump(mode="json")
+    """What the service was started with: the stack adds a file for its token."""
+    return stack.settings.model_dump(mode="json") | {"admin": {"token_file": str(stack.token_file)}}
 
 
 def replaced(path: Path, text: str) -> None:
