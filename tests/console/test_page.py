@@ -192,7 +192,11 @@ def test_acts_with_the_token_and_tells_what_came_of_it(page: Page) -> None:
         act(f"Reset the breaker of {upstream}", "Reset")
         act(f"Take out {upstream}", "Take out", for_s="")
         act("Raise the budget of session s?1", "Raise", add_tokens="5000")
-        act("Change a limit …", "Change", place="upstreams.primary.limits.0.tpm", value="90000", for_s="900")
+        page.get_by_role("button", name="Change the limit of primary: Tokens a minute").click()
+        expect(ask.locator("[name=place]")).to_have_value("upstreams.primary.limits.0.tpm")
+        expect(ask).to_contain_text("now 120,000")
+        ask.locator("[name=value]").fill("90000")
+        page.locator("#ask-go").click()
         act("Drain …", "Drain")
         page.get_by_role("button", name="Bypass …").click()
         ask.get_by_role("button", name="Bypass").click()
@@ -270,6 +274,9 @@ def test_moves_levers_of_the_real_console(page: Page, tmp_path: Path) -> None:
             ["bypass", 900], ["no_bypass"],
         ]  # fmt: skip
         assert (world.sessions.limit, world.sessions.usd) == (1500, 7.5)
+        page.get_by_text("Who did what").click()
+        expect(page.locator("#audit-list")).to_contain_text("pause lane (lane P2, for_s 900). Why: a storm")
+        expect(page.locator("#audit-list li")).to_have_count(11)
         page.locator("#filter [name=tenant]").fill("agents")
         expect(page.locator("#recent-rows tr")).to_have_count(1)
         page.locator("#recent-rows button").click()

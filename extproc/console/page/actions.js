@@ -5,6 +5,8 @@ import { ask, check, duration, line, number, reason, tokenFields } from "./ask.j
 import { byId, el, text, visible } from "./dom.js";
 import { count, until } from "./format.js";
 
+const SETTINGS = { total: "tpm", input: "itpm", output: "otpm", requests: "rpm" };
+
 let heard = () => {};
 
 /** after(levers): called with the levers' new state after each action. */
@@ -81,7 +83,20 @@ export const revert = (change) => ask({
   send: (said) => done("DELETE", path`changes/${change.id}`, body(said), `${visible(change.place)} is ${shown(change.was)} again`),
 });
 
-export function change(place = "", now = null) {
+/** Another limit for one bucket of an upstream: its place in the config is looked up. */
+export async function changeBucket(upstream, kind, model) {
+  let place = "";
+  try {
+    const limits = (await get("config")).upstreams?.[upstream]?.limits ?? [];
+    const which = limits.findIndex((limit) => (limit.model ?? "*") === (model || "*") && typeof limit[SETTINGS[kind]] === "number");
+    if (which >= 0) place = `upstreams.${upstream}.limits.${which}.${SETTINGS[kind]}`;
+  } catch {
+    // Then it has to be written.
+  }
+  change(place);
+}
+
+export function change(place = "") {
   const known = el("datalist", { id: "places" });
   const where = line("place", "Which limit", { value: place, list: "places", placeholder: "upstreams.primary.limits.0.tpm" });
   where.append(known, el("small", { id: "place-now" }));
@@ -90,7 +105,7 @@ export function change(place = "", now = null) {
   where.addEventListener("input", tell);
   ask({
     head: "Change a limit for a while", words: "It holds at once, and returns by itself. A reload of the config keeps it.",
-    fields: [where, number("value", "Value", { value: now ?? "" }), duration(), reason()], doIt: "Change",
+    fields: [where, number("value", "Value"), duration(), reason()], doIt: "Change",
     send: ({ place: at, value, ...said }) => {
       if (!at) throw new Error("Which limit: none was given");
       if (value === null) throw new Error("Value: none was given");
@@ -100,14 +115,17 @@ export function change(place = "", now = null) {
   limits(known, values).then(tell, () => {});
 }
 
-export const raise = (tenant, session) => ask({
-  head: `Raise the budget of session ${visible(session)}?`, words: `Of tenant ${visible(tenant)}. It is added to what the session may use in all.`,
-  fields: [number("add_tokens", "Tokens to add", { min: 1, step: 1 }), number("add_usd", "Dollars to add", { min: 0 }), reason()],
+/** More for a session. Without names they are asked for. */
+export const raise = (tenant = "", session = "") => ask({
+  head: session ? `Raise the budget of session ${visible(session)}?` : "Raise the budget of a session",
+  words: `${tenant ? `Of tenant ${visible(tenant)}. ` : ""}It is added to what the session may use in all.`,
+  fields: [...(session ? [] : [line("tenant", "Tenant"), line("session", "Session")]), number("add_tokens", "Tokens to add", { min: 1, step: 1 }), number("add_usd", "Dollars to add", { min: 0 }), reason()],
   doIt: "Raise",
-  send: ({ add_tokens: tokens, add_usd: dollars, ...said }) => {
+  send: ({ add_tokens: tokens, add_usd: dollars, tenant: of = tenant, session: id = session, ...said }) => {
+    if (!of || !id) throw new Error("Tenant and session: both are needed");
     if (tokens === null && dollars === null) throw new Error("Give tokens, dollars or both");
     const more = { ...(tokens === null ? {} : { add_tokens: tokens }), ...(dollars === null ? {} : { add_usd: dollars }) };
-    return done("POST", path`sessions/${tenant}/${session}`, { ...more, ...body(said) }, `Session ${visible(session)} may use more`);
+    return done("POST", path`sessions/${of}/${id}`, { ...more, ...body(said) }, `Session ${visible(id)} may use more`);
   },
 });
 

@@ -2,6 +2,7 @@
 
 import { proof } from "./api.js";
 import * as actions from "./actions.js";
+import { start as startAudit } from "./audit.js";
 import * as callers from "./callers.js";
 import * as charts from "./charts.js";
 import * as decisions from "./decisions.js";
@@ -122,6 +123,7 @@ unlocked();
 theme();
 startExplain();
 levers.start();
+startAudit();
 decisions.start(explain);
 charts.start();
 setInterval(age, 1000);

@@ -5,7 +5,10 @@ import { byId, el, visible } from "./dom.js";
 import { steps } from "./story.js";
 
 const dialog = byId("explain"), place = byId("explain-body");
-let asked = "";
+const AGAIN_MS = 2000;
+const OPEN = new Set(["arriving", "waiting", "running"]);
+
+let asked = "", timer;
 
 export function start() {
   byId("search").addEventListener("submit", (event) => {
@@ -27,9 +30,19 @@ export async function explain(id) {
   byId("explain-head").replaceChildren("Request ", el("bdi", { className: "code" }, visible(id)));
   fill(el("p", { className: "none" }, "Looking it up …"));
   if (!dialog.open) dialog.showModal();
+  await look(id);
+}
+
+/** Ask for what is known of it, and again while it is not over. */
+async function look(id) {
+  clearTimeout(timer);
   try {
     const found = await get(path`requests/${id}`);
-    if (asked === id) fill(...steps(found));
+    if (asked !== id) return;
+    const open = place.querySelector("details")?.open ?? false;
+    fill(...steps(found));
+    place.querySelector("details").open = open;
+    if (OPEN.has(found.state)) timer = setTimeout(() => { if (dialog.open && asked === id) look(id); }, AGAIN_MS);
   } catch (error) {
     if (asked !== id) return;
     const words = error.status === 404

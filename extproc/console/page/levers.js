@@ -8,6 +8,7 @@ import { button } from "./table.js";
 export function start() {
   byId("lever-buttons").append(
     button("Change a limit …", () => actions.change()),
+    button("Raise a session's budget …", () => actions.raise()),
     button("Drain …", actions.drain, { className: "danger" }),
     button("Bypass …", actions.bypass, { className: "danger" }),
   );

@@ -1,7 +1,9 @@
 // An explanation (see telemetry/explain.py) as a story: one step for each thing that happened, in order.
 
+import { raise } from "./actions.js";
 import { bar, el, visible } from "./dom.js";
 import { big, clock, count, plural, span, usd } from "./format.js";
+import { button } from "./table.js";
 
 const STATES = {
   arriving: ["busy", "arriving"], waiting: ["busy", "waiting"], running: ["busy", "running"], served: ["ok", "served"],
@@ -13,7 +15,7 @@ export function steps(found) {
   const list = [
     arrived(found), part(found.size, (size) => step("Priced", size.words ?? `${count(size.total)} tokens`)),
     part(found.checks, checks), part(found.queue, queue), part(found.choice, choice), ...(found.attempts ?? []).map(attempt),
-    part(found.refusal, refusal), part(found.settlement, settlement), part(found.notes, notes),
+    part(found.refusal, (refused) => refusal(refused, found.caller)), part(found.settlement, settlement), part(found.notes, notes),
   ];
   const data = el("details", {}, el("summary", {}, "As data"), el("pre", { className: "code" }, JSON.stringify(found, null, 1).split("\n").map((line) => visible(line, 1000)).join("\n")));
   return [head(found), el("ol", { className: "story" }, ...list.filter(Boolean)), data];
@@ -77,11 +79,13 @@ function attempt(found) {
   return step(`${visible(found.upstream)} ${went}`, words).withLevel(found.ok ? "ok" : "error");
 }
 
-function refusal(found) {
+function refusal(found, caller = {}) {
   const retry = found.retry_after_s > 0 ? `Told to come back in ${span(found.retry_after_s)}.` : "";
   const words = [found.words && visible(found.words), found.detail && visible(found.detail)].filter(Boolean).join("; ");
   const more = [retry, found.answered_instead ? "An answer of last resort was given instead." : ""].filter(Boolean).join(" ");
-  return step(`Refused: ${visible(found.reason)} (${found.status})`, words, more ? el("p", { className: "soft" }, more) : null).withLevel("warning");
+  const helps = found.reason === "session_budget" && caller.session && button("Raise its budget …", () => raise(caller.tenant, caller.session));
+  return step(`Refused: ${visible(found.reason)} (${found.status})`, words, more ? el("p", { className: "soft" }, more) : null, helps ? el("div", {}, helps) : null)
+    .withLevel("warning");
 }
 
 function settlement(found) {

@@ -42,7 +42,7 @@ function fill(card, upstream) {
   text(title.children[2], upstream.out ? "out" : word);
   attr(title.children[2], "data-level", upstream.out ? "odd" : level);
   text(state, upstream.out ? "taken out by an operator" : breaker(upstream, means));
-  each(card.querySelector(".meters"), meters(upstream), (meter) => meter.id, makeMeter, fillMeter);
+  each(card.querySelector(".meters"), meters(upstream), (meter) => meter.id, (meter) => makeMeter(meter, upstream.name), fillMeter);
   FIGURES.forEach(([, value, bad], i) => {
     const cell = figures.children[i].lastChild;
     text(cell, value(upstream));
@@ -73,7 +73,7 @@ function ofBucket(bucket) {
   if (bucket.closed_s > 0) notes.push(`closed for ${age(bucket.closed_s)}`);
   if (bucket.shadow) notes.push("only watched");
   return {
-    head: headOf(bucket), title: bucket.key, used, debt,
+    head: headOf(bucket), kind: bucket.kind, model: modelOf(bucket.key), title: bucket.key, used, debt,
     level: debt || bucket.closed_s > 0 ? "error" : used >= 0.85 ? "warning" : "ok",
     said: `${big(Math.max(0, bucket.level))} of ${big(bucket.capacity)} left, +${rate(bucket.per_second)}`,
     notes: notes.join("; "), share: used,
@@ -82,9 +82,14 @@ function ofBucket(bucket) {
 
 /** upstream/primary/gpt-5/total: the tokens a minute of one model. */
 function headOf({ key = "", kind = key }) {
-  const model = key.split("/").slice(2, -1).join("/");
+  const model = modelOf(key);
   const words = BUCKETS[kind] ?? visible(kind);
-  return model && model !== "*" ? `${words}, ${visible(model)}` : words;
+  return model ? `${words}, ${visible(model)}` : words;
+}
+
+function modelOf(key = "") {
+  const model = key.split("/").slice(2, -1).join("/");
+  return model === "*" ? "" : model;
 }
 
 function ofCache(kv) {
@@ -99,10 +104,13 @@ function ofCache(kv) {
   };
 }
 
-function makeMeter() {
+function makeMeter(meter, upstream) {
+  const change = meter.kind in BUCKETS ? button("Change", () => actions.changeBucket(upstream, meter.kind, meter.model), {
+    className: "quiet", "aria-label": `Change the limit of ${visible(upstream)}: ${meter.head}`,
+  }) : null;
   return el("li", {}, el("span", { className: "meter-head" }), el("span", { className: "meter-said n" }),
     el("span", { className: "track", role: "meter", "aria-valuemin": "0", "aria-valuemax": "100" }, el("span", { className: "fill" })),
-    el("span", { className: "meter-notes" }));
+    el("span", { className: "meter-notes" }), change);
 }
 
 function fillMeter(node, meter) {
