@@ -307,11 +307,11 @@ class Service:
 
     def _tracing(self, sampling: Sampling) -> Traces:
         """Spans are made from here on. Their library is loaded only where they are. OtlpError for unusable headers."""
-        from extproc.telemetry.traces import Traces, sending  # noqa: PLC0415 - see there
+        from extproc.telemetry.traces import Sending, Traces  # noqa: PLC0415 - see there
 
         otlp = self.settings.telemetry.otlp
         assert otlp is not None  # noqa: S101 - who asks has looked
-        traces = Traces(sampling, Places.of(self.settings), sending(otlp), self.clock.time, self.process)
+        traces = Traces(sampling, Places.of(self.settings), Sending(otlp), self.clock.time, self.process)
         self.dossiers.ended.append(traces.hear)
         return traces
 

@@ -55,7 +55,7 @@ from extproc.telemetry.otlp import Heard, headers_of
 from extproc.telemetry.places import Places
 from extproc.telemetry.sampling import Sampling, parent_of
 
-__all__ = ["Traces", "sending"]
+__all__ = ["Sending", "Traces"]
 
 log = logging.getLogger("tidegate")
 
@@ -103,6 +103,7 @@ class Traces:
             id_generator=self._ids,
             span_limits=SpanLimits(max_attribute_length=spans.LONGEST),
         )
+        self._processor = processor
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("tidegate", VERSION)
 
@@ -128,6 +129,8 @@ class Traces:
         until = time.monotonic() + LAST_S
         while sending.is_alive() and time.monotonic() < until:  # noqa: ASYNC110 - it is a thread
             await asyncio.sleep(0.02)
+        if sending.is_alive() and isinstance(self._processor, Sending):
+            self._processor.give_up()
 
     async def _tell(self, now: float) -> None:
         """Make the spans of those that are due; others get their turn in between."""
@@ -188,15 +191,26 @@ def _end(span: Span, told: spans.Told, offset: int) -> None:
 # ------------------------------------------------------------------------------------------------- sending
 
 
-def sending(otlp: OtlpSettings) -> SpanProcessor:
-    """What sends spans to a collector, from a thread of its own. OtlpError where its headers cannot be had."""
-    logging.getLogger(QUEUES).setLevel(logging.ERROR)
-    return BatchSpanProcessor(
-        Exporter(otlp, headers_of(otlp)),
-        max_queue_size=QUEUE,
-        schedule_delay_millis=DELAY_S * 1000,
-        max_export_batch_size=BATCH,
-    )
+class Sending(BatchSpanProcessor):
+    """Sends spans to a collector, from a thread of its own."""
+
+    def __init__(self, otlp: OtlpSettings) -> None:
+        """OtlpError where the collector's headers cannot be had."""
+        logging.getLogger(QUEUES).setLevel(logging.ERROR)
+        self._to = Exporter(otlp, headers_of(otlp))
+        super().__init__(
+            self._to, max_queue_size=QUEUE, schedule_delay_millis=DELAY_S * 1000, max_export_batch_size=BATCH
+        )
+
+    def shutdown(self) -> None:
+        """Send what is left, unless nothing could be sent of late."""
+        if self._to.heard.failing:
+            self.give_up()
+        super().shutdown()  # type: ignore[no-untyped-call] - the library's
+
+    def give_up(self) -> None:
+        """Send nothing more, and try nothing again."""
+        self._to.shutdown()  # type: ignore[no-untyped-call] - the library's
 
 
 class Exporter(OTLPSpanExporter):
