@@ -206,11 +206,11 @@ class Sending(BatchSpanProcessor):
         """Send what is left, unless nothing could be sent of late."""
         if self._to.heard.failing:
             self.give_up()
-        super().shutdown()  # type: ignore[no-untyped-call] - the library's
+        super().shutdown()  # type: ignore[no-untyped-call]
 
     def give_up(self) -> None:
         """Send nothing more, and try nothing again."""
-        self._to.shutdown()  # type: ignore[no-untyped-call] - the library's
+        self._to.shutdown()  # type: ignore[no-untyped-call]
 
 
 class Exporter(OTLPSpanExporter):
