@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -669,6 +670,41 @@ def top(
     from extproc.console.top.screen import Top  # noqa: PLC0415
 
     Top(remote, told).run()
+
+
+@app.command()
+def bundle(
+    config: Config = None,
+    *,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to; tidegate-bundle-TIME.tar.gz.")
+    ] = None,
+    console: Annotated[
+        str | None, typer.Option(help="host:port or URL of a console that the config does not name.")
+    ] = None,
+    token_file: Annotated[
+        str | None, typer.Option(help="Where reading needs a proof; else TIDEGATE_TOKEN, or that of the config.")
+    ] = None,
+    ca_file: Annotated[str | None, typer.Option(help="Certificates to trust, instead of the system's.")] = None,
+    envoy: Annotated[
+        str | None, typer.Option(help="URL of Envoy's admin page; that of the config on loopback.")
+    ] = None,
+) -> None:
+    """Pack into one file what helps others to help: config, decisions, metrics, Envoy's state; no secrets."""
+    from extproc.bundle import BundleError, collect, save  # noqa: PLC0415
+    from extproc.console.asking import ConsoleError, access  # noqa: PLC0415
+
+    settings = _settings(config)
+    path = output or Path(time.strftime("tidegate-bundle-%Y%m%d-%H%M%S.tar.gz"))
+    try:
+        found = collect(settings, access(settings, console=console, token_file=token_file, ca_file=ca_file), envoy)
+        save(found, path)
+    except (BundleError, ConsoleError) as error:
+        typer.echo(error, err=True)
+        raise typer.Exit(1) from None
+    for name, why in found.missing.items():
+        typer.echo(f"without {name}: {why}", err=True)
+    typer.echo(path)
 
 
 def _fakes(settings: Settings) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, 
 from extproc.console.proof import TokenError, on_loopback, read_token
 from extproc.settings import Settings
 
-__all__ = ["Access", "ConsoleError", "access", "ask", "quoted"]
+__all__ = ["Access", "ConsoleError", "access", "ask", "fetch", "quoted"]
 
 TIMEOUT_S = 5.0
 TOKEN_VARIABLE = "TIDEGATE_TOKEN"  # noqa: S105 - the name of a variable
@@ -106,6 +106,17 @@ def ask(
     access: Access, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = TIMEOUT_S
 ) -> Any:
     """What the console answers, as plain data. ConsoleError tells why not."""
+    answer = fetch(access, method, path, body, timeout_s)
+    try:
+        return json.loads(answer)
+    except ValueError as error:
+        raise ConsoleError(f"no Tidegate answers at {access.console}: {error}") from None
+
+
+def fetch(
+    access: Access, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = TIMEOUT_S
+) -> bytes:
+    """The same as it came."""
     headers = {"content-type": "application/json"} if body is not None else {}
     if access.token:
         headers["authorization"] = f"Bearer {access.token}"
@@ -113,7 +124,7 @@ def ask(
     request = Request(access.url + path, data, headers, method=method)  # noqa: S310 - http or https
     try:
         with _opener(access).open(request, timeout=timeout_s) as response:
-            return json.loads(response.read())
+            return bytes(response.read())
     except HTTPError as error:
         raise ConsoleError(_said(error, access)) from None
     except (URLError, OSError, HTTPException, ValueError) as error:
