@@ -57,6 +57,18 @@ def test_the_classic_profile_agrees(name: str | None, files: Path, tmp_path: Pat
     assert line.startswith("listeners: tidegate")
 
 
+@pytest.mark.parametrize("name", [None, "plain.yaml"])
+def test_tracing_agrees_and_another_collector_is_found(name: str | None, files: Path, tmp_path: Path) -> None:
+    """Where an Envoy of others has tracing of its own, ours is not missed."""
+    settings = settings_with(files, "telemetry: {otlp: {endpoint: 'https://collector.example:4318'}}")
+    dumped = run(settings, tmp_path, name and merged_text(name, settings))
+    assert dumped.found == []
+    (line,) = found(dumped, without_cluster("tidegate:collector"))
+    assert "tidegate:collector" in line
+    if name:
+        assert found(dumped, without_our_tracing) == []
+
+
 def test_followed_keys_agree_and_a_missing_one_is_named(files: Path, tmp_path: Path) -> None:
     """Envoy starts without a key that it is told to wait for."""
     settings = settings_with(files, f"gateway: {{secrets_dir: {tmp_path / 'none'}}}")
@@ -175,6 +187,11 @@ def without_cluster(name: str) -> Change:
         clusters(dump)[:] = [one for one in clusters(dump) if one["cluster"]["name"] != name]
 
     return change
+
+
+def without_our_tracing(dump: Data) -> None:
+    del manager(dump)["tracing"]
+    without_cluster("tidegate:collector")(dump)
 
 
 def without_listener(which: int) -> Change:
