@@ -10,8 +10,10 @@ const EVERY_MS = 10_000, HEIGHT = 168, MOST = 8;
 // Series differ by dash as well as by colour, for who sees colours differently.
 const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3], [14, 4], [4, 4], [1, 4], [12, 3, 2, 3, 2, 3]];
 
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6];
+
 const CHARTS = [
-  { id: "waiting", head: "Waiting, by lane", value: big, series: (h) => named(h.lanes, "waiting") },
+  { id: "waiting", head: "Waiting, by lane", value: big, whole: true, series: (h) => named(h.lanes, "waiting") },
   { id: "decided", head: "Let go and refused, by second", value: (v) => rate(v), series: decided },
   { id: "tokens", head: "Tokens a second, by upstream", value: (v) => rate(v), series: (h) => named(h.upstreams, "tokens_per_s"), shade: rested },
   { id: "p95", head: "Wait p95, by lane", value: span, series: (h) => named(h.lanes, "wait_p95_s") },
@@ -101,7 +103,7 @@ function options(chart, series, items, place, figure, shades) {
     scales: { x: { time: true }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.08 : 1] } },
     axes: [
       { ...axis, size: 24, space: 64, values: (_, splits, axis, space, step) => splits.map((at) => clock(at, step < 60)) },
-      { ...axis, size: 58, space: 30, values: (_, splits) => splits.map((value) => chart.value(value)) },
+      { ...axis, size: 58, space: 30, ...(chart.whole ? { incrs: WHOLE } : {}), values: (_, splits) => splits.map((value) => chart.value(value)) },
     ],
     series: [{}, ...series.map((one, i) => ({
       label: one.label, stroke: () => ink(items[i].swatch), width: 1.75, dash: DASHES[one.dash ?? one.slot % MOST], points: { show: false }, spanGaps: false,

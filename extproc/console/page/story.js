@@ -72,7 +72,7 @@ function choice(found) {
 function attempt(found) {
   const went = found.ok ? "answered" : found.cause === "its client left" ? "was cut short" : "failed";
   const words = [
-    found.status ? `status ${found.status}` : "no status", found.error && visible(found.error), found.cause && visible(found.cause),
+    found.status ? `status ${found.status}` : "", found.error && visible(found.error), found.cause && visible(found.cause),
     found.seconds && `after ${span(found.seconds)}`, found.first_token_s && `first token after ${span(found.first_token_s)}`,
     found.paid_for && "paid all the same", found.then && `went on at ${visible(found.then)}`,
   ].filter(Boolean).join(", ");
