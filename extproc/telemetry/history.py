@@ -35,6 +35,11 @@ MOST_NAMES = 200
 
 OWN = frozenset({Reason.TENANT_QUOTA, Reason.TENANT_CONCURRENCY, Reason.SESSION_BUDGET, Reason.SPEND_BUDGET})
 """Reasons that are a limit of the caller's own."""
+CALLERS = OWN | {
+    Reason.TOO_LARGE, Reason.UNAUTHENTICATED, Reason.FORBIDDEN, Reason.UNKNOWN_MODEL, Reason.BAD_REQUEST,
+    Reason.NOT_FOUND,
+}  # fmt: skip
+"""Reasons that the caller itself brought about: they say nothing of how a lane is served."""
 LANE_COLUMNS = ("waiting", "admitted", "refused", "wait_p95_s")
 UPSTREAM_COLUMNS = ("tokens_per_s", "errors", "level", "state")
 
@@ -56,6 +61,8 @@ class Counts:
     paced: Mapping[str, float] = field(default_factory=dict)
     usd: Mapping[str, float] = field(default_factory=dict)
     refused_of: Mapping[str, float] = field(default_factory=dict)
+    missed: Mapping[str, float] = field(default_factory=dict)
+    """Those of a lane that were refused for what is not their callers' own doing."""
 
     def rate(self, before: Counts, what: str, name: str) -> float | None:
         """Per second since `before`; None where no time went by."""
@@ -76,11 +83,17 @@ class Refusals:
 
 @dataclass(slots=True)
 class Heard:
-    """What events told within one step: waits by lane, seconds to first tokens by upstream; who was refused."""
+    """What events told within one step: waits by lane, seconds to first tokens by upstream; who was refused.
+
+    estimated, reported: prompt tokens of those whose usage is known, and how many they are.
+    """
 
     waits: dict[str, Classes] = field(default_factory=dict)
     firsts: dict[str, Classes] = field(default_factory=dict)
     own: Counter[tuple[str, str]] = field(default_factory=Counter)
+    estimated: int = 0
+    reported: int = 0
+    compared: int = 0
 
 
 @dataclass(slots=True)
@@ -104,6 +117,7 @@ class History:
         self.since = at
         self.refusals: dict[str, Refusals] = {}
         self._lanes: Counter[str] = Counter()
+        self._missed: Counter[str] = Counter()
         self._now = Heard()
         self._heard: deque[Heard] = deque(maxlen=round(RECENT_S / STEP_S))
         self._counts: deque[Counts] = deque([Counts(at)], maxlen=round(RECENT_S / STEP_S) + 1)
@@ -135,6 +149,7 @@ class History:
             paced=tally["paced"],
             usd=tally["spent_usd"],
             refused_of=dict(self._lanes),
+            missed=dict(self._missed),
         )
 
     def step(self, state: Mapping[str, Any], at: float) -> None:
@@ -177,6 +192,14 @@ class History:
         """How long first tokens of this upstream took in the last minutes."""
         return _sum(heard.firsts.get(upstream) for heard in (*self._heard, self._now))
 
+    def drift(self, least: int = 1) -> float | None:
+        """Prompt tokens as estimated by those reported, of the last minutes; None where too few are known."""
+        heard = (*self._heard, self._now)
+        reported = sum(one.reported for one in heard)
+        if not reported or sum(one.compared for one in heard) < least:
+            return None
+        return sum(one.estimated for one in heard) / reported
+
     def own_limits(self) -> Counter[tuple[str, str]]:
         """Of the last minutes: how many requests of which tenant were refused for what reason."""
         total: Counter[tuple[str, str]] = Counter()
@@ -206,6 +229,10 @@ class History:
     def _settled(self, event: events.Settled) -> None:
         if event.first_token_s is not None and event.upstream:
             _note(self._now.firsts, event.upstream, event.first_token_s)
+        if event.usage is not None and event.usage.input:
+            self._now.estimated += event.request.size_at(event.upstream).input
+            self._now.reported += event.usage.input
+            self._now.compared += 1
 
     def _refused(self, event: events.Refused) -> None:
         last = self.refusals.setdefault(event.reason, Refusals())
@@ -214,6 +241,7 @@ class History:
             last.ids.append(event.request_id[:100])
         if event.lane:
             self._lanes[event.lane] += 1
+            self._missed[event.lane] += event.reason not in CALLERS
             if event.waited_s > 0:
                 _note(self._now.waits, event.lane, event.waited_s)
         if event.reason in OWN:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from extproc.core.runbook import Runbook
 from extproc.telemetry.seen import PRESSURE, Seen
-from extproc.telemetry.words import key_words
+from extproc.telemetry.words import key_words, seconds
 
 __all__ = ["notices"]
 
@@ -19,7 +19,11 @@ NEARLY = 0.9
 """A limit is near when so much of it is used, over the last minutes."""
 BURNT, LEAST = 0.01, 20
 """More than this share of the best lane's requests refused, of at least so many, burns what it is promised."""
-SPENT = 0.8
+SPENT = 0.9
+PACED = 0.05
+"""From this share of an upstream's attempts on, refusals for speed are more than what now and then happens."""
+DRIFT = 0.8, 1.25
+"""Estimates of prompts that are off by more, in the sum of five minutes, are told."""
 LAG_S = 0.25
 GRAVE = {"terminal": "its account has no credit", "credential": "it refuses our key"}
 
@@ -29,8 +33,8 @@ Notice = dict[str, Any]
 def notices(seen: Seen) -> list[Notice]:
     """All that is to be told. since: in epoch seconds, None where that is not known."""
     kinds: tuple[Callable[[Seen], Iterator[Notice]], ...] = (
-        _bypass, _draining, _outages, _breakers, _sizes, _full, _pressure, _failures, _burn, _near, _budgets,
-        _blind, _config, _levers, _loop,
+        _bypass, _draining, _outages, _breakers, _sizes, _full, _pressure, _failures, _burn, _near, _paced, _drift,
+        _budgets, _engines, _config, _levers, _loop,
     )  # fmt: skip
     found = [notice for kind in kinds for notice in _some(kind(seen))]
     found.sort(key=lambda one: LEVELS.index(one["level"]))
@@ -50,13 +54,19 @@ def _notice(level: str, text: str, runbook: Runbook, since: float | None = None)
     return {"level": level, "text": text, "since": since, "runbook": str(runbook)}
 
 
+def _requests(many: float) -> str:
+    return "1 request was" if many == 1 else f"{many:.0f} requests were"
+
+
 def _bypass(seen: Seen) -> Iterator[Notice]:
-    if seen.levers.get("bypass"):
-        yield _notice("error", "bypass: everybody is let go at once, no limit is kept", Runbook.BYPASSED)
+    bypass = seen.levers.get("bypass")
+    if bypass:
+        text = f"bypass: everybody is let go at once, no limit is kept{_until(seen, bypass)}"
+        yield _notice("error", text, Runbook.BYPASSED)
 
 
 def _draining(seen: Seen) -> Iterator[Notice]:
-    if seen.state["draining"]:
+    if seen.draining:
         yield _notice("warning", "draining: nobody is let in any more", Runbook.LEVERS)
 
 
@@ -109,7 +119,7 @@ def _pressure(seen: Seen) -> Iterator[Notice]:
     for reason in PRESSURE:
         many = seen.now.refused.get(reason, 0) - seen.minutes.refused.get(reason, 0)
         if many and seen.shed(reason, SHED_S):
-            text = f"{many:.0f} requests were refused in five minutes: {reason}"
+            text = f"{_requests(many)} refused in five minutes: {reason}"
             yield _notice("warning", text, Runbook.QUEUE_FULL)
 
 
@@ -118,7 +128,7 @@ def _failures(seen: Seen) -> Iterator[Notice]:
     for reason, total in seen.now.failed.items():
         many = total - seen.minutes.failed.get(reason, 0)
         if many:
-            text = f"{many:.0f} requests that were let go failed in five minutes: {reason}"
+            text = f"{_requests(many)} let go and failed in five minutes: {reason}"
             yield _notice("warning", text, Runbook.REQUESTS_FAIL)
 
 
@@ -128,7 +138,7 @@ def _burn(seen: Seen) -> Iterator[Notice]:
     if best is None:
         return
     now, then, name = seen.now, seen.minutes, best.name
-    refused = now.refused_of.get(name, 0) - then.refused_of.get(name, 0)
+    refused = now.missed.get(name, 0) - then.missed.get(name, 0)
     came = refused + now.admitted.get(name, 0) - then.admitted.get(name, 0)
     if came >= LEAST and refused > BURNT * came:
         text = f"{refused:.0f} of {came:.0f} requests of {name} were refused in five minutes"
@@ -145,6 +155,26 @@ def _near(seen: Seen) -> Iterator[Notice]:
             yield _notice("info", f"{name} is at {used / most:.0%} of its tokens a minute", Runbook.NEAR_LIMIT)
 
 
+def _paced(seen: Seen) -> Iterator[Notice]:
+    """Providers that refused for speed though there was room here."""
+    for name in seen.policy.upstreams:
+        paced, served, errors = (
+            getattr(seen.now, what).get(name, 0) - getattr(seen.minutes, what).get(name, 0)
+            for what in ("paced", "served", "errors")
+        )
+        if paced:
+            level = "warning" if paced >= PACED * (served + errors) else "info"
+            text = f"{name} refused {paced:.0f} of {served + errors:.0f} attempts for speed (429) in five minutes"
+            yield _notice(level, text, Runbook.PROVIDER_REFUSES)
+
+
+def _drift(seen: Seen) -> Iterator[Notice]:
+    ratio = seen.history.drift(LEAST)
+    if ratio is not None and not DRIFT[0] <= ratio <= DRIFT[1]:
+        text = f"prompts are estimated at {ratio:.0%} of what upstreams report"
+        yield _notice("warning", text, Runbook.ESTIMATOR_DRIFT)
+
+
 def _budgets(seen: Seen) -> Iterator[Notice]:
     for key, counter in seen.state["counters"].items():
         limit = counter.get("budget")
@@ -154,12 +184,15 @@ def _budgets(seen: Seen) -> Iterator[Notice]:
             yield _notice(level, text, Runbook.BUDGET)
 
 
-def _blind(seen: Seen) -> Iterator[Notice]:
+def _engines(seen: Seen) -> Iterator[Notice]:
     for name, upstream in seen.policy.upstreams.items():
         counter = seen.state["counters"].get(f"upstream/{name}/kv", {})
         if upstream.kv is not None and counter and counter.get("saturation") is None:
             text = f"metrics of {name} cannot be read: how full its cache is, nobody knows"
             yield _notice("warning", text, Runbook.KV_STALE)
+        elif counter.get("saturation", 0.0) >= 1.0:
+            text = f"{name} is full: its fullest cache is at {counter['fill']:.0%}, or its own queue is long"
+            yield _notice("info", text, Runbook.KV_SATURATED)
 
 
 def _config(seen: Seen) -> Iterator[Notice]:
@@ -176,13 +209,21 @@ def _levers(seen: Seen) -> Iterator[Notice]:
     moved = seen.levers
     for name in moved.get("lanes") or {}:
         if seen.lever("lanes", name, "paused"):
-            yield _notice("warning", f"lane {name} is paused by an operator", Runbook.LEVERS)
+            text = f"lane {name} is paused by an operator{_until(seen, moved['lanes'][name])}"
+            yield _notice("warning", text, Runbook.LEVERS)
     for name in moved.get("upstreams") or {}:
         if seen.lever("upstreams", name, "out"):
-            yield _notice("warning", f"{name} was taken out by an operator", Runbook.LEVERS)
+            text = f"{name} was taken out by an operator{_until(seen, moved['upstreams'][name])}"
+            yield _notice("warning", text, Runbook.LEVERS)
     for change in moved.get("changes") or ():
-        text = f"{change['place']} is {change['value']} for a while, instead of {change['was']}"
+        text = f"{change['place']} is {change['value']} instead of {change['was']}{_until(seen, change)}"
         yield _notice("info", text, Runbook.LEVERS)
+
+
+def _until(seen: Seen, lever: Mapping[str, Any]) -> str:
+    """When a lever returns by itself."""
+    until = lever.get("until")
+    return ", until it is undone" if until is None else f", for another {seconds(max(0.0, until - seen.at))}"
 
 
 def _loop(seen: Seen) -> Iterator[Notice]:

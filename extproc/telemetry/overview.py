@@ -52,7 +52,7 @@ def overview(seen: Seen) -> dict[str, Any]:
 def status(seen: Seen) -> str:
     """The one word for it, the gravest that is true."""
     routes = seen.policy.routes
-    if seen.state["draining"]:
+    if seen.draining:
         return "draining"
     if seen.levers.get("bypass"):
         return "bypassed"

@@ -49,6 +49,11 @@ class Seen:
         """What an operator has moved; empty where nobody can."""
         return self.state.get("levers") or {}
 
+    @property
+    def draining(self) -> bool:
+        """Whether nobody is let in any more, or soon will not be."""
+        return bool(self.state["draining"] or self.levers.get("draining"))
+
     def lever(self, kind: str, name: str, field_: str) -> bool | None:
         """Whether a lane is paused, or an upstream out; None where nobody can do that."""
         moved = self.levers.get(kind)

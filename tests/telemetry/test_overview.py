@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from extproc.core.breaker import State
-from extproc.core.events import Admitted, BreakerMoved, Refused, Settled
+from extproc.core.breaker import Outcome, State
+from extproc.core.events import Admitted, AttemptFailed, BreakerMoved, Refused, Settled
 from extproc.core.policy import Kind, KvRules, Lane, Limit, Pacing, Policy, Route, Upstream, WhenBusy
 from extproc.core.refusal import Reason
 from extproc.core.request import Dialect, Usage
@@ -354,12 +354,87 @@ def test_the_best_lane_burns_what_it_is_promised(world: World) -> None:
     assert Runbook.SLO_BURN not in world.runbooks()
 
 
+def test_what_callers_brought_about_burns_nothing(world: World) -> None:
+    """A quota of their own, or a model that is not there, is nobody's miss."""
+    world.hear(*(Admitted(request(lane="P0"), ("a",), 0.0) for _ in range(50)))
+    world.hear(*(Refused(reason, 429, "t", "P0") for reason in (Reason.TENANT_QUOTA, Reason.TOO_LARGE)))
+    assert world.runbooks() == []
+    assert world.told()["lanes"][0]["refused_per_s"] is None, "no time went by"
+
+
+def test_who_was_refused_or_failed(world: World) -> None:
+    """By reason, as long as it is not long ago."""
+    world.hear(Refused(Reason.EVICTED, 503, "t", "P1"), Settled(request(), "", 1, 503, None, 0.0))
+    world.hear(Settled(request(), "", 1, 503, None, 0.0))
+    first, second = world.told()["notices"]
+    assert first["text"] == "1 request was refused in five minutes: evicted"
+    assert (second["text"], second["runbook"]) == (
+        "2 requests were let go and failed in five minutes: upstream_failed",
+        Runbook.REQUESTS_FAIL,
+    )
+    world.pass_by(90)
+    assert [one["text"] for one in world.told()["notices"]] == [second["text"]]
+
+
+def test_providers_that_refuse_for_speed(world: World) -> None:
+    """One in twenty is worth a look; fewer are told."""
+    world.hear(*(Settled(request(), "a", 1, 200, None, 0.0) for _ in range(38)))
+    world.hear(AttemptFailed("a", Outcome.PACED, 429, "", "t"))
+    (notice,) = world.told()["notices"]
+    assert notice["text"] == "a refused 1 of 39 attempts for speed (429) in five minutes"
+    assert (notice["level"], notice["runbook"]) == ("info", Runbook.PROVIDER_REFUSES)
+    world.hear(AttemptFailed("a", Outcome.PACED, 429, "", "t"))
+    assert world.told()["notices"][0]["level"] == "warning"
+
+
+def test_estimates_that_drift(world: World) -> None:
+    """Of twenty answers at least, in their sum."""
+    for _ in range(19):
+        world.hear(Settled(request(), "a", 1, 200, Usage(30, 10), 0.0))
+    assert Runbook.ESTIMATOR_DRIFT not in world.runbooks()
+    world.hear(Settled(request(), "a", 1, 200, Usage(30, 10), 0.0))
+    notice = next(one for one in world.told()["notices"] if one["runbook"] == Runbook.ESTIMATOR_DRIFT)
+    assert notice["text"] == "prompts are estimated at 200% of what upstreams report"
+    world.hear(*(Settled(request(), "a", 1, 200, Usage(60, 10), 0.0) for _ in range(40)))
+    assert Runbook.ESTIMATOR_DRIFT not in world.runbooks()
+
+
+def test_engines_that_are_full(world: World) -> None:
+    """That is how it is meant to be, but good to know."""
+    world.policy = replace(world.policy, upstreams={"a": upstream("a"), "b": upstream("b", kv=KvRules())})
+    world.counters["upstream/b/kv"] = {"fill": 0.9, "saturation": 1.1}
+    assert world.runbooks() == [Runbook.KV_SATURATED]
+    world.counters["upstream/b/kv"] = {"fill": 0.5, "saturation": 0.6}
+    assert world.runbooks() == []
+
+
+def test_levers_that_are_pulled(world: World) -> None:
+    """Which, and for how long yet; bypass before all others."""
+    world.levers(
+        bypass={"until": 10_060.0},
+        draining=True,
+        lanes={"P0": {"paused": True, "until": None}, "P1": {"paused": False, "until": None}},
+        upstreams={"a": {"out": True, "until": 10_005.0}, "b": {"out": False, "until": None}},
+        changes=[{"id": "c", "place": "tenants.t.tpm", "value": 5, "was": 3, "until": 10_030.0}],
+    )
+    told = world.told()
+    assert told["status"] == "draining"
+    assert [one["text"] for one in told["notices"]] == [
+        "bypass: everybody is let go at once, no limit is kept, for another 60.0 s",
+        "draining: nobody is let in any more",
+        "lane P0 is paused by an operator, until it is undone",
+        "a was taken out by an operator, for another 5.0 s",
+        "tenants.t.tpm is 5 instead of 3, for another 30.0 s",
+    ]
+    assert told["levers"]["bypass"] == {"until": 10_060.0}
+
+
 def test_budgets_and_rates_that_are_nearly_used(world: World) -> None:
-    """Dollars at four fifths; tokens a minute at nine tenths."""
-    world.counters["tenant/chat/usd_day"] = {"spent": 4.0, "budget": 5.0}
+    """Dollars, and tokens a minute, at nine tenths."""
+    world.counters["tenant/chat/usd_day"] = {"spent": 4.6, "budget": 5.0}
     world.counters["tenant/etl/usd_day"] = {"spent": 9.0, "budget": 5.0, "shadow": True}
     (notice,) = world.told()["notices"]
-    assert notice["text"] == "80% used of dollars a day of tenant chat ($5.00)"
+    assert notice["text"] == "92% used of dollars a day of tenant chat ($5.00)"
     assert notice["runbook"] == Runbook.BUDGET
     del world.counters["tenant/chat/usd_day"]
     world.hear(Settled(request(), "a", 1, 200, Usage(900, 100), 1.0))
