@@ -140,6 +140,25 @@ def test_is_loud_about_what_an_operator_moved(page: Page) -> None:
         expect(page.locator("#in-force li")).to_have_count(0)
 
 
+def test_what_is_not_known_is_a_dash(page: Page) -> None:
+    """Whatever may be missing from an overview or a history is missing: the rest is shown all the same."""
+    overview = told("overload")
+    for one in (*overview["lanes"], *overview["upstreams"], *overview["recent"], *overview["binding"]):
+        one.update({key: None for key, value in one.items() if isinstance(value, int | float)})
+    overview["upstreams"][0].update(state=None, provider=None, kv={"saturation": None, "fill": None, "stale_s": None})
+    overview.update(dict.fromkeys(("tenants", "sessions", "recent", "levers", "process", "alerts")))
+    empty = {"step_s": 10, "at": [1.8e9], "lanes": {"P0": {"waiting": [None]}}, "upstreams": {}, "refused": {}}
+    with pretend(overview, history=empty) as server:
+        see(page, server)
+        expect(page.locator("#lane-rows td.n").first).to_have_text("\u2013")
+        expect(page.locator("article").first).to_contain_text("not read yet")
+        expect(page.locator("#no-tenants")).to_be_visible()
+        expect(page.locator("#charts canvas")).to_have_count(4)
+        server.overview = {"at": 0}
+        expect(page.locator("#lane-rows tr")).to_have_count(0)
+        expect(page.locator("#no-recent")).to_be_visible()
+
+
 def test_names_from_outside_are_only_text(page: Page) -> None:
     """Markup, quotes, controls, bidirectional overrides and endless names stand there as text, and move nothing."""
     overview = told("overload")

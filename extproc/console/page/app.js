@@ -28,14 +28,22 @@ function withLevers(overview, levers = overview.levers) {
   return { ...overview, lanes, upstreams, levers };
 }
 
+/** One part that fails takes none of the others with it. */
 function show() {
-  now.show(view, explain);
-  lanes.show(view);
-  upstreams.show(view);
-  moves.show(view);
-  decisions.show(view);
-  callers.show(view, decisions.only);
-  levers.show(view);
+  const parts = [
+    () => now.show(view, explain), () => lanes.show(view), () => upstreams.show(view), () => moves.show(view),
+    () => decisions.show(view), () => callers.show(view, decisions.only), () => levers.show(view), foot,
+  ];
+  for (const part of parts) {
+    try {
+      part();
+    } catch (error) {
+      console.error(error);
+    }
+  }
+}
+
+function foot() {
   const { version = "", uptime_s: uptime, process } = view;
   const late = typeof process?.loop_lag_s === "number" ? `, its event loop ${span(process.loop_lag_s)} late` : "";
   const memory = typeof process?.memory_bytes === "number" ? `, ${big(process.memory_bytes / 2 ** 20)} MiB` : "";

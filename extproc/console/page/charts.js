@@ -11,12 +11,13 @@ const EVERY_MS = 10_000, HEIGHT = 168, MOST = 8;
 const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3], [14, 4], [4, 4], [1, 4], [12, 3, 2, 3, 2, 3]];
 
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6];
+const SECONDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600];
 
 const CHARTS = [
-  { id: "waiting", head: "Waiting, by lane", value: big, whole: true, series: (h) => named(h.lanes, "waiting") },
+  { id: "waiting", head: "Waiting, by lane", value: big, incrs: WHOLE, series: (h) => named(h.lanes, "waiting") },
   { id: "decided", head: "Let go and refused, by second", value: (v) => rate(v), series: decided },
   { id: "tokens", head: "Tokens a second, by upstream", value: (v) => rate(v), series: (h) => named(h.upstreams, "tokens_per_s"), shade: rested },
-  { id: "p95", head: "Wait p95, by lane", value: span, series: (h) => named(h.lanes, "wait_p95_s") },
+  { id: "p95", head: "Wait p95, by lane", value: span, incrs: SECONDS, series: (h) => named(h.lanes, "wait_p95_s") },
 ];
 
 const drawn = new Map();
@@ -98,12 +99,12 @@ function options(chart, series, items, place, figure, shades) {
   const ink = (swatch) => getComputedStyle(swatch).color;
   const axis = { stroke: () => ink(figure.querySelector(".when")), grid: { stroke: () => getComputedStyle(figure).borderTopColor, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
   return {
-    width: place.clientWidth || 400, height: HEIGHT, pxAlign: 0, legend: { show: false }, padding: [8, 6, 0, 0],
+    width: place.clientWidth || 400, height: HEIGHT, pxAlign: 0, legend: { show: false }, padding: [8, 18, 0, 0],
     cursor: { sync: { key: "hour", setSeries: false }, drag: { x: false, y: false }, y: false, points: { size: 6 } },
     scales: { x: { time: true }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.08 : 1] } },
     axes: [
       { ...axis, size: 24, space: 64, values: (_, splits, axis, space, step) => splits.map((at) => clock(at, step < 60)) },
-      { ...axis, size: 58, space: 30, ...(chart.whole ? { incrs: WHOLE } : {}), values: (_, splits) => splits.map((value) => chart.value(value)) },
+      { ...axis, size: 58, space: 30, ...(chart.incrs ? { incrs: chart.incrs } : {}), values: (_, splits) => splits.map((value) => chart.value(value)) },
     ],
     series: [{}, ...series.map((one, i) => ({
       label: one.label, stroke: () => ink(items[i].swatch), width: 1.75, dash: DASHES[one.dash ?? one.slot % MOST], points: { show: false }, spanGaps: false,
