@@ -297,6 +297,8 @@ class Service:
         self.settings = settings
         self.logging.follow(settings.telemetry.log)
         self.meter.follow(settings)
+        if self._traces is not None:
+            self._traces.follow(Places.of(settings))
         self.handler.follow(*self._desk())
         if self._canary is not None:
             self._canary.follow(self._targets())

@@ -126,7 +126,7 @@ def _asked(request: Request) -> Words:
 def _decided(dossier: Dossier) -> Words:
     """How long it waited and for what, where it went, and who was passed over."""
     queued, admitted, refused = dossier.last(events.Queued), dossier.last(events.Admitted), dossier.last(events.Refused)
-    left = dossier.last(events.Left)
+    left, observed = dossier.last(events.Left), dossier.last(events.Observed)
     told, chose = admitted or refused or left, admitted or refused
     passed = chose.passed_over if chose else ()
     return {
@@ -134,6 +134,8 @@ def _decided(dossier: Dossier) -> Words:
         "tidegate.predicted_wait_s": round(queued.predicted_s, 6) if queued else None,
         "tidegate.binding": _binding(dossier),
         "tidegate.order": admitted.order if admitted else None,
+        "tidegate.observed_reason": str(observed.reason or "held") if observed else None,
+        "tidegate.shadowed": tuple(_text(e.limit) for _, e in dossier.events if isinstance(e, events.Shadowed)),
         "tidegate.passed_over": tuple(f"{one.upstream}: {one.why}" for one in passed),
     }
 

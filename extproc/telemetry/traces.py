@@ -107,6 +107,10 @@ class Traces:
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("tidegate", VERSION)
 
+    def follow(self, places: Places) -> None:
+        """Name upstreams and models so from now on."""
+        self._places = places
+
     def hear(self, dossier: Dossier) -> None:
         """A request has ended."""
         if self._sampling.of(dossier.trace, dossier.id, dossier.ticket):

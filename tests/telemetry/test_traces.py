@@ -21,10 +21,12 @@ from extproc.core.events import (
     AttemptFailed,
     Event,
     Left,
+    Observed,
     PassedOver,
     Queued,
     Refused,
     Settled,
+    Shadowed,
     Spell,
     Waited,
     Why,
@@ -262,6 +264,26 @@ async def test_an_answer_that_did_not_come_to_its_end(settled: dict[str, Any], e
     assert (root.status.status_code, attempt.status.status_code) == (error, error)
     assert said(root)[word]
     assert times(attempt) == (0.0, 0.9)
+
+
+async def test_what_would_have_been_done_in_observe_mode_is_told() -> None:
+    """And which limits in shadow mode would have held it; a model is named where the settings have it by then."""
+    world, one = World(), asked(observed=True, model="new")
+    world.traces.follow(Places(PLACES.upstreams, frozenset({"new"})))
+    world.hear(
+        (0.0, Observed(one, Reason.TENANT_QUOTA)),
+        (0.0, Shadowed(one, "lane/P1/max_requests")),
+        (0.0, Admitted(one, ("a",), 0.0)),
+        (1.0, Settled(one, "a", 1, 200, None, 0.0, duration_s=0.5)),
+    )
+    root, _ = await world.told()
+    told = said(root)
+    assert (root.name, told["tidegate.observed"], told["tidegate.observed_reason"]) == (
+        "chat new",
+        True,
+        "tenant_quota",
+    )
+    assert told["tidegate.shadowed"] == ("lane/P1/max_requests",)
 
 
 async def test_one_that_left_the_line() -> None:
