@@ -60,9 +60,9 @@ class Breakers:
             return breaker.state is State.CLOSED
         return breaker.allows(self._returned(upstream), self._clock.time())
 
-    def standing(self, upstream: str) -> State:
-        """In which state an upstream's breaker is."""
-        return self.by_name[upstream].state
+    def standing(self, upstream: str) -> str:
+        """In which state an upstream's breaker is, or "out" where an operator has taken it out."""
+        return "out" if upstream in self.out else self.by_name[upstream].state
 
     def slow(self, upstream: str) -> bool:
         """Whether users are kept away from there, or return by and by, merely because first tokens are late."""

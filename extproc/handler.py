@@ -106,7 +106,8 @@ class Handler:
                 copy.departs(partial(self._abort, desk, exchange, head))
                 undecided = False
                 why_not = desk.dispatch.passed_over(request, wants, departure.order)
-                self._observe(Admitted(request, departure.order, flight.waited_s, grant.predicted_s, why_not))
+                how = grant.predicted_s, why_not, self._limiter.bypassing
+                self._observe(Admitted(request, departure.order, flight.waited_s, *how))
                 await exchange.forward(departure)
                 document = None  # a long answer need not keep its question in memory
                 del departure

@@ -37,7 +37,7 @@ from extproc.core.policy import Bounds, Lane, SessionLimits, Tenant, WhenBusy
 from extproc.core.promises import LONG_S, Promise, Promises
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
-from extproc.core.routing import affordable, askable, breaker_key, dollars_lack, options
+from extproc.core.routing import affordable, askable, breaker_key, dollars_lack, options, out_key, paused_key
 from extproc.core.shares import RENEW_S
 from extproc.core.value import value
 from extproc.core.watermark import recheck_s
@@ -242,6 +242,8 @@ class Limiter:
         """
         rule = self.lanes.rules[lane]
         self.lanes.paused[lane] = until
+        for line in self.lanes.queues[lane].lines.values():
+            line.refused((paused_key(lane),), self._clock.time())
         self.forecast.demand.forget(rule.rank)
         self.kick()
 
@@ -622,6 +624,8 @@ class Limiter:
         for bound in self.lanes.over(lane, shadow=True):
             self._observe(Shadowed(request, f"lane/{lane}/{bound}"))
         line = turn.flow.line if turn.flow else None
+        if line and lane in self.lanes.paused:
+            line.refused((paused_key(lane),), now)
         turn.stands(line, now)
         place = self.forecast.place(turn, turn.wants.names, now)
         self._observe(Queued(request, predicted, place, line.lacking if line else (), self._waiting(lane)))
@@ -814,8 +818,8 @@ class Limiter:
         return moved
 
     def _closed(self, wants: Wants) -> tuple[str, ...]:
-        """What nobody of whom it wants could be asked for: their breakers."""
-        return tuple(map(breaker_key, self._affordable(wants)))
+        """Why nobody of whom it wants could be asked."""
+        return tuple(out_key(name) if name in self._out else breaker_key(name) for name in self._affordable(wants))
 
     def _bound(self, wants: Wants, name: str) -> bool:
         """Whether it may go there only as far as a breaker's window has room: not where nobody else may be asked."""

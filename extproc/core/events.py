@@ -44,8 +44,9 @@ class Why(StrEnum):
 class PassedOver:
     """One upstream that a request did not go to first, and why. keys: of the counters that lacked.
 
-    wait_s: seconds until they would have had enough, or its breaker lets it be tried; None where nobody knows.
-    state: of its breaker, where that is why. behind: it is asked all the same if those before it fail.
+    wait_s: seconds until they would have had enough, or its breaker lets it be tried; None where nobody knows. state:
+    of its breaker, where that is why, or "out" where an operator has taken it out. behind: it is asked all the same if
+    those before it fail.
     """
 
     upstream: str
@@ -58,7 +59,9 @@ class PassedOver:
 
 @value
 class Spell:
-    """For `seconds` a request was held for want of these keys: of counters, or `upstream/<name>/breaker`."""
+    """For `seconds` a request was held for want of these keys: of counters, or one of `upstream/<name>/breaker`,
+    `upstream/<name>/out` (taken out by an operator) and `lane/<name>/paused`.
+    """
 
     keys: tuple[str, ...]
     seconds: float
@@ -95,6 +98,7 @@ class Admitted:
 
     predicted_s: the forecast of its wait when it joined its lane, None when it did not queue. passed_over: every
     upstream of its chain that it does not go to though it comes before order[0], or that is not in the order.
+    bypassed: it went because everybody does at the moment.
     """
 
     request: Request
@@ -102,6 +106,7 @@ class Admitted:
     waited_s: float
     predicted_s: float | None = None
     passed_over: tuple[PassedOver, ...] = ()
+    bypassed: bool = False
 
 
 @value

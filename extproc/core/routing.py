@@ -29,8 +29,8 @@ from extproc.core.request import Ability, Dialect, Endpoint, Size
 
 __all__ = [
     "able", "affordable", "askable", "breaker_key", "bucket_key", "claims", "dollars_lack", "eligible", "fitting",
-    "holds", "is_callers_word", "kv_key", "limits_of", "matches", "options", "order", "priorities", "reserve_of",
-    "route_of", "slots_key", "unable",
+    "holds", "is_callers_word", "kv_key", "limits_of", "matches", "options", "order", "out_key", "paused_key",
+    "priorities", "reserve_of", "route_of", "slots_key", "unable",
 ]  # fmt: skip
 
 KNOW_PRIORITIES = frozenset({"vllm", "sglang", "fake", "compatible"})
@@ -278,6 +278,16 @@ def slots_key(upstream: str) -> str:
 def breaker_key(upstream: str) -> str:
     """Name of an upstream's breaker, beside those of its counters."""
     return f"upstream/{upstream}/breaker"
+
+
+def out_key(upstream: str) -> str:
+    """Name of an upstream's being out of use, by an operator's word."""
+    return f"upstream/{upstream}/out"
+
+
+def paused_key(lane: str) -> str:
+    """Name of a lane's being paused."""
+    return f"lane/{lane}/paused"
 
 
 def kv_key(upstream: str) -> str:

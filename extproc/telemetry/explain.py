@@ -387,6 +387,8 @@ def _notes(dossier: Dossier) -> Iterator[str]:
             case events.Observed(reason=reason, predicted_s=predicted_s):
                 what = "been held" if reason is None else f"been refused ({reason})"
                 yield f"only observed: it would have {what}, turn foreseen in {seconds(predicted_s)}"
+            case events.Admitted(bypassed=True):
+                yield "let go by a bypass, whatever was free"
             case events.Shadowed(limit=limit):
                 yield f"a limit in shadow mode would have stopped it: {key_words(limit)}"
             case _:

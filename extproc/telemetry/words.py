@@ -19,6 +19,7 @@ AT_UPSTREAM = {
     "slots": "a free slot",
     "kv": "room in the KV cache",
     "breaker": "the breaker",
+    "out": "an operator's leave",
 }
 DOLLARS = {
     "usd_hour": "dollars an hour",
@@ -28,7 +29,12 @@ DOLLARS = {
     "tokens": "tokens",
 }
 OF_TENANT = {**AT_UPSTREAM, "slots": "requests at a time"}
-BOUNDS = {"max_requests": "requests in line", "max_tokens": "tokens in line", "max_bytes": "bytes in line"}
+BOUNDS = {
+    "paused": "the end of the pause",
+    "max_requests": "requests in line",
+    "max_tokens": "tokens in line",
+    "max_bytes": "bytes in line",
+}
 WHY_NOT = {
     Why.DIALECT: "does not speak the API of the request",
     Why.ABILITY: "cannot do all that the request needs",
@@ -55,7 +61,7 @@ def key_words(key: str) -> str:
     words = DOLLARS.get(kind, kind)
     match place:
         case "upstream":
-            at = "at" if kind in ("slots", "kv") else "of"
+            at = "to use" if kind == "out" else "at" if kind in ("slots", "kv") else "of"
             found = f"{AT_UPSTREAM.get(kind, words)} {at} {name}" + (f" for {model}" if model not in ("", "*") else "")
         case "tenant":
             found = f"{OF_TENANT.get(kind, words)} of tenant {unquote(name)}"
@@ -94,6 +100,8 @@ def why_not(passed: PassedOver) -> str:
 def _breaker(passed: PassedOver, due: str) -> str:
     late = ", for its first tokens are late" if passed.why is Why.SLOW else ""
     match passed.state:
+        case "out":
+            return "was taken out of use by an operator" + (f"; it may be asked again{due}" if due else "")
         case "half_open":
             return f"is being tried after a rest{late}"
         case "ramping":
