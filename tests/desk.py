@@ -112,7 +112,7 @@ class Desk:
             admission.allowances.sessions.fresh,
             loop,
             process="p",
-            sessions=SessionRules((), 600.0),
+            sessions=SessionRules(settings.identity.session_headers, 600.0),
             executor=self.executor,
             chance=lambda: 0.5,
             rates=admission.rates,
