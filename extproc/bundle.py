@@ -47,8 +47,8 @@ LARGEST = 32 * 1024 * 1024
 """Bytes of one file of the bundle."""
 TIMEOUT_S = 15.0
 DECISIONS = 200
-EXPLAINED = 40
-"""So many of the newest decisions are listed, and so many of those that were refused are explained."""
+EXPLAINED = 25
+"""So many of the newest decisions are listed; so many of them, and of those that were refused, are explained."""
 SECRET_FILES = re.compile(r"(^|_)(key|token|headers)_file$")
 SECRET_VARIABLES = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 HEADER = re.compile(r"[A-Za-z0-9-]+")
@@ -240,14 +240,17 @@ def _is_plain(value: str) -> bool:
 
 
 def _explained(access: Access) -> str:
-    """What is known of those that were refused last."""
-    listed = json.loads(fetch(access, "GET", f"/api/v1/requests?limit={EXPLAINED}&state=refused", None, TIMEOUT_S))
+    """What is known of those that were refused last, and of the newest."""
+    tickets: dict[str, None] = {}
+    for wanted in ("&state=refused", ""):
+        listed = fetch(access, "GET", f"/api/v1/requests?limit={EXPLAINED}{wanted}", None, TIMEOUT_S)
+        tickets |= dict.fromkeys(str(row["ticket"]) for row in json.loads(listed)["requests"])
     found = []
-    for row in listed["requests"]:
+    for ticket in tickets:
         try:
-            found.append(json.loads(fetch(access, "GET", f"/api/v1/requests/{quoted(row['ticket'])}")))
+            found.append(json.loads(fetch(access, "GET", f"/api/v1/requests/{quoted(ticket)}")))
         except ConsoleError as error:  # it was forgotten meanwhile
-            found.append({"ticket": row["ticket"], "missing": str(error)})
+            found.append({"ticket": ticket, "missing": str(error)})
     return _as_json(found)
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import count, islice
 from math import inf, isfinite
 from operator import itemgetter
@@ -365,7 +365,7 @@ class Limiter:
 
     def newcomer_s(self, waiter: Waiter) -> float:
         """Forecast of the wait of one who comes now and is otherwise like somebody in line."""
-        return self.predicted_s(waiter.request, _turn(waiter).wants)
+        return self.predicted_s(replace(waiter.request, arrived=self._clock.time()), _turn(waiter).wants)
 
     def predicted_s(self, request: Request, wants: Wants) -> float:
         """Forecast in seconds of the wait of `request` if it came now; infinite when no breaker lets it through."""

@@ -64,7 +64,6 @@ def _line(
     key, free_s = _binding(options, line.lacking, store, now, terms_of(limiter.lanes.rules[request.lane]))
     if not options:
         key, free_s = _away(chain, rests_until, now)
-    turn_s = limiter.until_turn_s(waiter)
     return {
         "lane": request.lane,
         "model": request.model,
@@ -73,7 +72,7 @@ def _line(
         "asked": [option.name for option in options],
         "key": key,
         "behind": bool(options) and free_s == 0.0,
-        "next_s": _known(max(turn_s, free_s)),
+        "next_s": _next_s(limiter.until_turn_s(waiter), free_s),
         "newcomer_s": _known(limiter.newcomer_s(heaviest.first(lifo=False))),
         "requests": line.backlog.requests,
         "tokens": line.backlog.tokens,
@@ -82,6 +81,16 @@ def _line(
         "tenant": heaviest.tenant.name,
         "tenant_share": round(heaviest.backlog.requests / line.backlog.requests, 4),
     }
+
+
+def _next_s(turn_s: float, free_s: float) -> float | None:
+    """Seconds until the first of a line goes: its forecast, and not before the counter has enough.
+
+    Where only a release can help the forecast alone is known, and of that no wait means that nobody knows.
+    """
+    if isfinite(free_s):
+        return _known(max(turn_s, free_s))
+    return _known(turn_s) if turn_s > 0 else None
 
 
 def _binding(

@@ -62,6 +62,18 @@ def test_a_page_fits_its_width(name: str, width: int) -> None:
     assert all(line.isprintable() for line in lines)
 
 
+def test_long_tables_are_cut_and_counted() -> None:
+    """Lanes and upstreams are all there, of anything else the first ten."""
+    overview = recorded("calm")
+    many = {"upstreams": [{**overview["upstreams"][0], "name": f"u{i}"} for i in range(30)]}
+    tenants = [{"name": f"t{i}", "requests": 1, "tokens": 1, "usd": 0.1, "refused": 0, "waiting": 0} for i in range(50)]
+    text = page(overview | many | {"tenants": tenants}, 100)
+    assert "\nu29 " in text
+    assert "\nt9 " in text
+    assert "\nt10 " not in text
+    assert "\nand 40 more\n" in text
+
+
 @pytest.mark.parametrize("name", ["calm", "overload", "outage"])
 def test_hostile_names_do_no_harm(name: str) -> None:
     """No controls, no change of direction, and no line that is wider for it."""

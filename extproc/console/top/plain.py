@@ -11,6 +11,8 @@ __all__ = ["page"]
 
 LEAST_WIDTH = 60
 MOST_BINDING = 12
+MOST_ROWS = 10
+"""Of tables that may have any number of rows."""
 
 
 def page(overview: Mapping[str, Any], width: int = 100) -> str:
@@ -33,7 +35,10 @@ def _table(table: Table, overview: Mapping[str, Any], width: int) -> Iterator[st
     yield " ".join(
         fitted(column.title, each, left=column.left) for column, each in zip(table.columns, cells, strict=True)
     ).rstrip()
-    for row in rows:
+    most = len(rows) if table.kind in ("lanes", "upstreams") else MOST_ROWS
+    for row in rows[:most]:
         yield " ".join(
             fitted(column.cell(row), each, left=column.left) for column, each in zip(table.columns, cells, strict=True)
         ).rstrip()
+    if len(rows) > most:
+        yield f"and {len(rows) - most} more"
