@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from dataclasses import replace
+from shutil import which
 
 import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
@@ -87,6 +89,14 @@ def test_a_collector_is_told_the_same_under_the_names_of_opentelemetry() -> None
             assert {*point.attributes} <= {*said.labels}
             assert all(word not in ("", None) for word in point.attributes.values())
     assert len(encode_metrics(beside.data(state)).SerializeToString()) > 1000
+
+
+@pytest.mark.skipif(which("promtool") is None, reason="promtool of the package `prometheus` is not installed")
+def test_prometheus_own_linter_finds_nothing() -> None:
+    """Neither in names and units nor in the text."""
+    page, _ = meter().page(told())
+    linted = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, check=False)
+    assert (linted.returncode, linted.stdout, linted.stderr) == (0, b"", b"")
 
 
 def test_every_metric_is_read_somewhere_and_nothing_is_read_in_vain() -> None:
