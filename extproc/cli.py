@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import yaml
 
+from extproc.console.command import admin
 from extproc.settings import Settings, SettingsError, load
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ Config = Annotated[
     Path | None,
     typer.Option("--config", "-c", help="The config file; tidegate.yaml here if there is one, else the built-in demo."),
 ]
+
+
+app.add_typer(admin, name="admin")
 
 
 def main() -> None:

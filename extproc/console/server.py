@@ -149,7 +149,7 @@ class _Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """It has so long for its request, and is whom its certificate names."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # so that `pause_writing` tells of all that is not read
+        transport.set_write_buffer_limits(high=1)  # so that `pause_writing` tells of all that is not read
         self._late = self.loop.call_later(HEAD_S, transport.abort)
         if certificate := transport.get_extra_info("peercert"):
             self.app = _as(subject_of(certificate), self.app)
