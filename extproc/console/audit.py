@@ -24,6 +24,7 @@ from typing import Any
 __all__ = ["MOST_REASON", "Actor", "Audit", "Entry", "NotWrittenError"]
 
 log = logging.getLogger("tidegate.audit")
+log.setLevel(logging.INFO)  # whatever the level of the log is: it is to be found there, too
 
 KEPT = 500
 MOST_REASON = 500
@@ -83,6 +84,7 @@ class Audit:
     kept: deque[Entry] = field(default_factory=lambda: deque(maxlen=KEPT))
     _ids: count[int] = field(default_factory=lambda: count(1))
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _whole: bool = True
     _minute: int = 0
     _refused: int = 0
     _unlisted: int = 0
@@ -134,23 +136,28 @@ class Audit:
     async def _write(self, entry: Entry) -> None:
         """In a thread, since disks may be slow; one after the other."""
         if self.path is not None:
+            line = json.dumps(entry.told(), default=str) + "\n"
             async with self._one:
-                await asyncio.to_thread(_append, self.path, json.dumps(entry.told(), default=str) + "\n")
+                await asyncio.to_thread(self._append, self.path, line if self._whole else f"\n{line}")
+
+    def _append(self, path: str, line: str) -> None:
+        data = line.encode()
+        written = _appended(path, data)
+        self._whole = written in (0, len(data))
+        if written < len(data):
+            raise NotWrittenError(f"admin.audit_file: {path}: no room left")
 
 
-def _append(path: str, line: str) -> None:
+def _appended(path: str, data: bytes) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK  # a pipe that nobody reads is not waited for
     try:
         file = os.open(path, flags, 0o600)
         try:
-            data = line.encode()
-            written = os.write(file, data)
+            return os.write(file, data)
         finally:
             os.close(file)
     except OSError as error:
         raise NotWrittenError(f"admin.audit_file: {path}: {error.strerror}") from None
-    if written < len(data):
-        raise NotWrittenError(f"admin.audit_file: {path}: no room left")
 
 
 def _to_log(entry: Entry) -> None:
