@@ -19,6 +19,10 @@ __all__ = ["Guard", "from_a_page"]
 
 MOST_BODY = 16_384
 """Bytes of a request's body."""
+MOST_HEAD = 16_384
+"""Bytes of its headers."""
+STREAM = "/api/v1/stream"
+"""What is asked for here without its body would have no end, and nothing to show for it."""
 MOST_DISCARDED = 1_048_576
 """So much of a body that is too long is read and thrown away: who still sends does not see the answer."""
 BODY_S = 5.0
@@ -58,7 +62,10 @@ class Guard:
         headers = {name: given for name, given in scope["headers"] if name in (b"content-length", b"transfer-encoding")}
         has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
         scope = {**scope, "path": _ascii(scope.get("raw_path") or scope["path"].encode())}
-        if scope["method"] == "HEAD":
+        if sum(len(name) + len(given) for name, given in scope["headers"]) > MOST_HEAD:
+            await problem(431, f"a head has at most {MOST_HEAD} bytes")(scope, receive, _with_headers(send, last=True))
+            return
+        if scope["method"] == "HEAD" and scope["path"] != STREAM:
             scope["method"] = "GET"  # the server leaves the body out
         if scope["method"] == "GET":
             await self._app(scope, receive, _with_headers(send, last=has_body))

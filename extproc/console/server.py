@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from extproc.console import api, proof
 from extproc.console.audit import Audit
 from extproc.console.desk import Desk
+from extproc.console.guard import MOST_HEAD
 from extproc.console.sources import Sources
 from extproc.console.stream import Overviews
 from extproc.console.tls import context_of, subject_of
@@ -31,8 +32,6 @@ HEAD_S = 5.0
 STUCK_S = 10.0
 """So long a client may leave an answer unread."""
 KEEP_ALIVE_S = 15
-MOST_HEAD = 16_384
-"""Bytes of a request's head."""
 MOST_CONNECTIONS = 200
 SEND_BUFFER = 262_144
 """Bytes that the system keeps for a client that does not read."""
@@ -88,7 +87,7 @@ async def serve(address: str, sources: Sources, admin: AdminSettings | None = No
         limit_concurrency=MOST_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,
-        h11_max_incomplete_event_size=MOST_HEAD,
+        h11_max_incomplete_event_size=2 * MOST_HEAD,
         backlog=128,
     )
     config.load()

@@ -150,8 +150,12 @@ class World:
         self.overviews = 0
         self.told: Data = {"status": "ok"}
         self.asked: list[Data] = []
+        self.broken, self.failed = False, 0
 
     async def overview(self) -> Data:
+        if self.broken:
+            self.failed += 1
+            raise RuntimeError("no overview")
         self.overviews += 1
         return {**self.told, "made": self.overviews}
 
