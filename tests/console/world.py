@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import uvloop
 
 from extproc.console.server import Console, serve
 from extproc.console.sources import Data, Sources
@@ -211,7 +212,7 @@ def beside(world: World, admin: AdminSettings, host: str = "127.0.0.1") -> Itera
             ready.set()
             await stop.wait()
 
-    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread = threading.Thread(target=uvloop.run, args=(run(),))  # the loop that the service has
     thread.start()
     try:
         assert ready.wait(30)
