@@ -24,16 +24,16 @@ __all__ = ["oldest_s", "standing"]
 
 MOST_TENANTS = 2000
 """Of so many tenants of a lane, those that wait longest, the oldest request and the largest backlog are looked for."""
-MOST_LINES = 200
+MOST_LINES, FORECAST = 200, 20
+"""So many lines are told, the largest, and of so many of them a forecast, which takes longest."""
 
 
 def standing(limiter: Limiter, store: Store, now: float, rests_until: Mapping[str, float]) -> dict[str, Any]:
-    """Lanes and lines as plain data. Times are seconds from now, None where nobody can know.
+    """Lines and tenants as plain data. Times are seconds from now, None where nobody can know.
 
     rests_until: of upstreams whose breaker keeps users away, when that ends, on the clock.
     """
     return {
-        "lanes": {name: {"oldest_s": oldest_s(queue, now)} for name, queue in limiter.lanes.queues.items()},
         "lines": _lines(limiter, store, now, rests_until),
         "tenants": _tenants(limiter.lanes),
     }
@@ -50,16 +50,25 @@ def oldest_s(queue: Queue, now: float) -> float | None:
 
 
 def _lines(limiter: Limiter, store: Store, now: float, rests_until: Mapping[str, float]) -> list[dict[str, Any]]:
-    heads = [waiter for waiter, _ in limiter.lanes.heads()]
-    return [_line(limiter, waiter, store, now, rests_until) for waiter in heads[:MOST_LINES]]
+    heads = [(waiter, waiter.flow.line) for waiter, _ in limiter.lanes.heads() if waiter.flow is not None]
+    heads.sort(key=lambda head: head[1].backlog.requests, reverse=True)
+    return [
+        _line(limiter, waiter, line, store, now, rests_until, forecast=number < FORECAST)
+        for number, (waiter, line) in enumerate(heads[:MOST_LINES])
+    ]
 
 
 def _line(
-    limiter: Limiter, waiter: Waiter, store: Store, now: float, rests_until: Mapping[str, float]
+    limiter: Limiter,
+    waiter: Waiter,
+    line: Line,
+    store: Store,
+    now: float,
+    rests_until: Mapping[str, float],
+    *,
+    forecast: bool,
 ) -> dict[str, Any]:
-    assert waiter.flow is not None  # noqa: S101 - whoever stands in line has a flow
-    line, request = waiter.flow.line, waiter.request
-    heaviest = _heaviest(line)
+    request, heaviest = waiter.request, _heaviest(line)
     chain, options = limiter.seeks(waiter)
     key, free_s = _binding(options, line.lacking, store, now, terms_of(limiter.lanes.rules[request.lane]))
     if not options:
@@ -72,8 +81,8 @@ def _line(
         "asked": [option.name for option in options],
         "key": key,
         "behind": bool(options) and free_s == 0.0,
-        "next_s": _next_s(limiter.until_turn_s(waiter), free_s),
-        "newcomer_s": _known(limiter.newcomer_s(heaviest.first(lifo=False))),
+        "next_s": _next_s(limiter.until_turn_s(waiter) if forecast else 0.0, free_s),
+        "newcomer_s": _known(limiter.newcomer_s(heaviest.first(lifo=False))) if forecast else None,
         "requests": line.backlog.requests,
         "tokens": line.backlog.tokens,
         "needs": _needs(options, key),

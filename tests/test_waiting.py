@@ -12,7 +12,7 @@ from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.capacity import Store
 from extproc.core.policy import Lane, WhenBusy
 from extproc.core.request import Size
-from extproc.waiting import MOST_TENANTS, oldest_s, standing
+from extproc.waiting import FORECAST, MOST_LINES, MOST_TENANTS, oldest_s, standing
 from tests.doubles import VirtualLoop, play
 from tests.test_limiter import Bench, bucket, slots
 
@@ -46,9 +46,8 @@ def test_nobody_waits() -> None:
 
     async def scenario(loop: VirtualLoop) -> None:
         bench = Bench(loop, slots(a=(1, 0)))
-        assert told(bench) == {
-            "lanes": {name: {"oldest_s": None} for name in ("P0", "P1", "P2")}, "lines": [], "tenants": {},
-        }  # fmt: skip
+        assert told(bench) == {"lines": [], "tenants": {}}
+        assert oldest_s(bench.lanes.queues["P1"], loop.time()) is None
         await bench.stop()
 
     play(scenario)
@@ -67,7 +66,7 @@ def test_a_line_tells_what_it_lacks_and_when_the_next_goes() -> None:
         assert line["next_s"] == pytest.approx(8.0, abs=0.1)
         assert line["newcomer_s"] == pytest.approx(38.0, abs=1.0)
         assert (line["chain"], line["asked"], line["behind"]) == (["a"], ["a"], False)
-        assert told(bench)["lanes"]["P1"]["oldest_s"] == pytest.approx(2.0)
+        assert oldest_s(bench.lanes.queues["P1"], loop.time()) == pytest.approx(2.0)
         assert told(bench)["tenants"] == {"chat": 3}
         await ended(bench, *first)
 
@@ -115,7 +114,7 @@ def test_who_is_behind_others_is_told_so() -> None:
         large = bench.send("a", lane="P0", size=Size(160, 0), waits_s=60.0)
         small = bench.send("a", size=Size(20, 0))
         await settle()
-        first, second = told(bench)["lines"]
+        first, second = sorted(told(bench)["lines"], key=lambda line: line["lane"])
         assert (first["lane"], first["behind"]) == ("P0", False)
         assert (second["lane"], second["behind"], second["key"]) == ("P1", True, first["key"])
         assert second["next_s"] is not None
@@ -166,7 +165,7 @@ def test_paused_lanes_wait_for_nothing_but_that() -> None:
         await settle()
         await asyncio.sleep(3.0)
         assert told(bench)["lines"] == []
-        assert told(bench)["lanes"]["P1"]["oldest_s"] == pytest.approx(3.0)
+        assert oldest_s(bench.lanes.queues["P1"], loop.time()) == pytest.approx(3.0)
         await ended(bench, task)
 
     play(scenario)
@@ -185,6 +184,28 @@ def test_the_oldest_is_looked_for_among_those_who_wait_longest() -> None:
         await settle()
         assert oldest_s(bench.lanes.queues["P1"], loop.time()) == pytest.approx(5.0)
         assert len(told(bench)["tenants"]) == MOST_TENANTS
+        await ended(bench, *tasks)
+
+    play(scenario)
+
+
+def test_of_very_many_lines_the_largest_are_told() -> None:
+    """And those of them that are largest with a forecast."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        lanes = [Lane("P1", 1, 300, WhenBusy.SPILL, 1, 10_000, 10_000_000, 10_000_000)]
+        models = [f"m{i}" for i in range(MOST_LINES + 5)]
+        store: Store = {"upstream/a/slots": Slots(10_000)}
+        store |= {f"upstream/a/{model}/total": bucket(loop, 10.0, 1000.0) for model in models}
+        bench = Bench(loop, store, lanes=lanes)
+        tasks = [bench.send("a", model=model, waits_s=300.0) for model in models]
+        tasks += [bench.send("a", model=models[-1], waits_s=300.0) for _ in range(3)]
+        await settle()
+        lines = told(bench)["lines"]
+        assert len(lines) == MOST_LINES
+        assert (lines[0]["model"], lines[0]["requests"]) == (models[-1], 4)
+        assert sum(line["newcomer_s"] is not None for line in lines) == FORECAST
+        assert {line["next_s"] for line in lines} == {10.0}
         await ended(bench, *tasks)
 
     play(scenario)

@@ -71,7 +71,7 @@ def _lane(seen: Seen, name: str, binding: list[dict[str, Any]]) -> dict[str, Any
         "name": name,
         "rank": rule.rank if rule else None,
         **{unit: backlog[unit] for unit in ("requests", "tokens", "bytes")},
-        "oldest_s": seen.standing["lanes"].get(name, {}).get("oldest_s"),
+        "oldest_s": seen.state["lanes"].get(name, {}).get("oldest_s"),
         "predicted_s": 0.0 if longest is None and not backlog["requests"] else longest and longest["newcomer_s"],
         **{f"wait_p{share}_s": percentile(waits, share / 100) for share in (50, 95, 99)},
         "admitted_per_s": _per_s(seen, "admitted", name),

@@ -70,12 +70,12 @@ class World:
             self.waiting[line["lane"]][unit] += line[unit]
 
     def told(self, recent: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+        lanes = {name: {"oldest_s": 12.0 if backlog["requests"] else None} for name, backlog in self.waiting.items()}
         state = {
-            "waiting": self.waiting, "counters": self.counters, "breakers": self.breakers, "pacing": {},
+            "lanes": lanes, "waiting": self.waiting, "counters": self.counters, "breakers": self.breakers, "pacing": {},
             "draining": False, "config": self.config, "tally": self.tally.snapshot(),
         } | self.more  # fmt: skip
-        lanes = {name: {"oldest_s": 12.0 if backlog["requests"] else None} for name, backlog in self.waiting.items()}
-        standing = {"lanes": lanes, "lines": self.lines, "tenants": {"chat": 62}}
+        standing = {"lines": self.lines, "tenants": {"chat": 62}}
         before = copy.deepcopy((state, standing))
         found = overview(Seen(self.clock.now, "1.2", 60.0, state, standing, self.policy, self.history, recent))
         assert (state, standing) == before
