@@ -256,8 +256,12 @@ class Limiter:
 
     def resume(self, lane: str) -> None:
         """Let them go again, at once where there is room."""
-        if self.lanes.paused.pop(lane, None) is not None:
-            self.kick()
+        if self.lanes.paused.pop(lane, None) is None:
+            return
+        now = self._clock.time()
+        for line in self.lanes.queues[lane].lines.values():
+            line.refused((), now)
+        self.kick()
 
     def bypass(self) -> None:
         """Let everybody go at once from now on, into debt where there is no room, also whom a paused lane holds.
@@ -742,6 +746,8 @@ class Limiter:
 
     async def _pass(self) -> None:
         """Let go whoever may, as far as that can be done before others should have a turn of the loop."""
+        for name in self.lanes.paused:
+            self._hold(name)
         await (self._release() if self.bypassing else self._ask_for_all())
 
     async def _ask_for_all(self) -> None:
@@ -789,6 +795,12 @@ class Limiter:
         newcomers, self._newcomers = self._newcomers, []
         self._tell(newcomers, whole=True)  # nobody can be asked for: their lanes are paused
         self.forecast.served.looked((), self._clock.time())
+
+    def _hold(self, lane: str) -> None:
+        """Those in line there wait for the end of the pause."""
+        now = self._clock.time()
+        for line in self.lanes.queues[lane].lines.values():
+            line.refused((f"lane/{lane}/paused",), now)
 
     def _heads(self, deep: dict[Line, int]) -> list[tuple[Waiter, bool]]:
         """Who may be asked for. Those are turned away for whom nothing is left that may be paid, nor anything free.
