@@ -746,8 +746,6 @@ class Limiter:
 
     async def _pass(self) -> None:
         """Let go whoever may, as far as that can be done before others should have a turn of the loop."""
-        for name in self.lanes.paused:
-            self._hold(name)
         await (self._release() if self.bypassing else self._ask_for_all())
 
     async def _ask_for_all(self) -> None:
@@ -795,12 +793,6 @@ class Limiter:
         newcomers, self._newcomers = self._newcomers, []
         self._tell(newcomers, whole=True)  # nobody can be asked for: their lanes are paused
         self.forecast.served.looked((), self._clock.time())
-
-    def _hold(self, lane: str) -> None:
-        """Those in line there wait for the end of the pause."""
-        now = self._clock.time()
-        for line in self.lanes.queues[lane].lines.values():
-            line.refused((f"lane/{lane}/paused",), now)
 
     def _heads(self, deep: dict[Line, int]) -> list[tuple[Waiter, bool]]:
         """Who may be asked for. Those are turned away for whom nothing is left that may be paid, nor anything free.
