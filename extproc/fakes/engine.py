@@ -63,12 +63,13 @@ class Flight:
         return self._first_at + index / self._speed
 
     def done(self, now: float) -> int:
-        """Return how many tokens each choice has by now."""
-        if now < self._first_at:
+        """Return how many tokens each choice has by now; one that is due within the grain of timers is sent already."""
+        since_s = now + _TIMER_GRAIN_S - self._first_at
+        if since_s < 0:
             return 0
         if math.isinf(self._speed):
             return self.tokens
-        return min(self.tokens, int((now - self._first_at) * self._speed) + 1)
+        return min(self.tokens, int(since_s * self._speed) + 1)
 
     def held(self, now: float) -> int:
         """Return how many tokens of the KV cache it holds."""
