@@ -18,6 +18,7 @@ from extproc.core import events
 from extproc.core.refusal import Reason
 from extproc.core.request import Usage
 from extproc.telemetry.catalog import BY_NAME, METRICS, Kind
+from extproc.telemetry.measures import MOST_MOVED
 from extproc.telemetry.metrics import OPEN_TYPE, TEXT_TYPE, Metrics, wants_open
 from extproc.telemetry.readings import READINGS
 from tests.doubles import HandClock
@@ -215,6 +216,15 @@ def test_an_upstream_that_came_second_is_not_blamed_for_the_first() -> None:
     [served] = [of for (upstream, *_), of in beside.measures.served.items() if upstream == "local"]
     assert served.durations[""].shown().sum == pytest.approx(5.5)
     assert served.each.shown().sum == pytest.approx(0.5)
+
+
+def test_requests_that_went_on_and_never_end_are_forgotten() -> None:
+    """A record of an attempt may come after its request was settled: the newest count."""
+    beside = meter()
+    for number in range(MOST_MOVED + 10):
+        beside(events.AttemptFailed("primary", events.Outcome.FAILURE, 503, "", f"t{number}", following="backup"))
+    assert len(beside.measures._moved) == MOST_MOVED
+    assert f"t{MOST_MOVED + 9}" in beside.measures._moved
 
 
 def test_a_request_of_which_nothing_was_heard_counts_as_estimated() -> None:

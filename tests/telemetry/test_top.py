@@ -88,3 +88,14 @@ def test_rest_never_falls_when_somebody_else_is_told() -> None:
     first = one.rest(one.told()).tokens
     one.used("b", 100, 1.0)
     assert (first, one.rest(one.told()).tokens) == (5, 10)
+
+
+def test_looking_and_refusing_make_older_ones_lighter_too() -> None:
+    """Whatever happens first after the time has come."""
+    for act in (Top[str].told, lambda one: one.refused("b")):
+        clock = HandClock(0.0)
+        one = top(1, clock, half_life_s=60.0)
+        one.used("a", 99, 0.0)
+        clock.now = 120.0
+        act(one)
+        assert one.rows["a"].weight == 25
