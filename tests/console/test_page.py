@@ -118,6 +118,21 @@ def test_shows_what_the_overview_says(page: Page, name: str) -> None:
         no_sideways(page)
 
 
+def test_marks_what_is_for_the_best_lane_alone(page: Page) -> None:
+    """A bucket of tokens shows where its rest begins to be for the best lane; debt is drawn apart, and told."""
+    overview = told("calm")
+    primary, backup = (upstream["buckets"][0] for upstream in overview["upstreams"][:2])
+    primary["level"], backup["level"] = 0.1 * primary["capacity"], -2 * backup["per_second"]
+    with pretend(overview, config={"upstreams": {"primary": {"burn": 0.85}, "backup": {"burn": None}}}) as server:
+        see(page, server)
+        cards = page.locator("article")
+        expect(cards.nth(0)).to_contain_text("90 % used · the rest is for the best lane")
+        assert cards.nth(0).locator(".tick").first.evaluate("(tick) => tick.style.left") == "85%"
+        expect(cards.nth(1)).to_contain_text("out of debt in 2 s")
+        expect(cards.nth(1).locator(".track.debt")).to_have_count(1)
+        expect(cards.nth(1).locator(".tick").first).to_be_hidden()
+
+
 def test_is_loud_about_what_an_operator_moved(page: Page) -> None:
     """Bypass, draining and paused lanes stand above all else; what is in force is listed, each with its way back."""
     overview = told("calm")
@@ -209,7 +224,7 @@ def test_acts_with_the_token_and_tells_what_came_of_it(page: Page) -> None:
         act(f"Reset the breaker of {upstream}", "Reset")
         act(f"Take out {upstream}", "Take out", for_s="")
         act("Raise the budget of session s?1", "Raise", add_tokens="5000")
-        page.get_by_role("button", name="Change the limit of primary: Tokens a minute").click()
+        page.get_by_role("button", name="Change the limit of primary: Tokens/min").click()
         expect(ask.locator("[name=place]")).to_have_value("upstreams.primary.limits.0.tpm")
         expect(ask).to_contain_text("now 120,000")
         ask.locator("[name=value]").fill("90000")

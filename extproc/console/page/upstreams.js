@@ -1,6 +1,7 @@
 // Upstreams: how full each bucket is, what the breaker says, GPUs' caches, and what it costs.
 
 import * as actions from "./actions.js";
+import { get } from "./api.js";
 import { attr, bar, byId, each, el, name, text, visible } from "./dom.js";
 import { age, big, count, rate, share, span, usd } from "./format.js";
 import { button } from "./table.js";
@@ -16,8 +17,25 @@ const FIGURES = [
   ["Cost", (u) => (typeof u.usd_per_hour === "number" ? `${usd(u.usd_per_hour)}/h` : usd(null))],
 ];
 
+const HIGH = 0.95;
+
+let burns = {}, version = null;
+
 export function show(view) {
+  learn(view.config?.version);
   each(byId("upstream-cards"), view.upstreams ?? [], (upstream) => upstream.name, make, fill);
+}
+
+/** From which share on a bucket's rest is for the best lane, as the config says; asked for when it has changed. */
+async function learn(newest) {
+  if (newest === version) return;
+  version = newest;
+  try {
+    const { upstreams } = await get("config");
+    burns = Object.fromEntries(Object.entries(upstreams ?? {}).map(([one, { burn }]) => [one, burn]));
+  } catch {
+    burns = {};
+  }
 }
 
 function make(upstream) {
@@ -59,22 +77,24 @@ function breaker(upstream, means) {
 }
 
 function meters(upstream) {
-  const found = (upstream.buckets ?? []).map((bucket) => ({ id: `bucket ${bucket.key}`, ...ofBucket(bucket) }));
+  const found = (upstream.buckets ?? []).map((bucket) => ({ id: `bucket ${bucket.key}`, ...ofBucket(bucket, burns[upstream.name]) }));
   if (upstream.kv) found.push({ id: "kv", ...ofCache(upstream.kv) });
   return found;
 }
 
 /** A bucket's bar is what is used of it; what it owes is drawn over the whole, hatched. */
-function ofBucket(bucket) {
+function ofBucket(bucket, burns) {
+  const burn = bucket.kind === "requests" || typeof burns !== "number" ? null : burns;
   const used = bucket.capacity > 0 ? 1 - bucket.level / bucket.capacity : 0;
   const debt = bucket.level < 0;
   const notes = [];
   if (debt) notes.push(`owes ${big(-bucket.level)}, out of debt in ${age(bucket.per_second > 0 ? -bucket.level / bucket.per_second : null)}`);
   if (bucket.closed_s > 0) notes.push(`closed for ${age(bucket.closed_s)}`);
+  if (burn !== null && used >= burn && !debt) notes.push("the rest is for the best lane");
   if (bucket.shadow) notes.push("only watched");
   return {
     head: headOf(bucket), kind: bucket.kind, model: modelOf(bucket.key), title: bucket.key, used, debt,
-    level: debt || bucket.closed_s > 0 ? "error" : used >= 0.85 ? "warning" : "ok",
+    level: debt || bucket.closed_s > 0 ? "error" : used >= (burn ?? HIGH) ? "warning" : "ok", burn,
     said: `${big(Math.max(0, bucket.level))} of ${big(bucket.capacity)} left, +${rate(bucket.per_second)}`,
     notes: notes.join("; "), share: used,
   };
@@ -104,12 +124,18 @@ function ofCache(kv) {
   };
 }
 
+function tick(node, at) {
+  node.hidden = typeof at !== "number";
+  if (!node.hidden) node.style.left = `${at * 100}%`;
+}
+
 function makeMeter(meter, upstream) {
   const change = meter.kind in BUCKETS ? button("Change", () => actions.changeBucket(upstream, meter.kind, meter.model), {
     className: "quiet", "aria-label": `Change the limit of ${visible(upstream)}: ${meter.head}`,
   }) : null;
   return el("li", {}, el("span", { className: "meter-head" }), el("span", { className: "meter-said n" }),
-    el("span", { className: "track", role: "meter", "aria-valuemin": "0", "aria-valuemax": "100" }, el("span", { className: "fill" })),
+    el("span", { className: "track", role: "meter", "aria-valuemin": "0", "aria-valuemax": "100" }, el("span", { className: "fill" }),
+      el("span", { className: "tick" })),
     el("span", { className: "meter-notes" }), change);
 }
 
@@ -121,6 +147,7 @@ function fillMeter(node, meter) {
   text(said, meter.said);
   track.classList.toggle("debt", meter.debt);
   bar(track.firstChild, meter.used);
+  tick(track.lastChild, meter.burn);
   attr(track, "aria-label", `${meter.head} used`);
   attr(track, "aria-valuenow", Math.round(Math.min(1, Math.max(0, meter.used)) * 100));
   attr(track, "aria-valuetext", `${meter.said}${meter.notes ? `; ${meter.notes}` : ""}`);

@@ -56,5 +56,5 @@ export const LEVELS = { error: "Error", warning: "Warning", info: "Note" };
 
 /** Kind of a bucket. */
 export const BUCKETS = {
-  total: "Tokens a minute", input: "Input tokens a minute", output: "Output tokens a minute", requests: "Requests a minute",
+  total: "Tokens/min", input: "Input tokens/min", output: "Output tokens/min", requests: "Requests/min",
 };
