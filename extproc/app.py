@@ -111,7 +111,8 @@ class Service:
         self.sampled = Sampling(settings.telemetry.trace_sample) if _traces(settings) else NONE
         level = level_of(os.environ)
         self.logging = Logging(settings.telemetry.log, self.dossiers, override=level, trace=self.sampled)
-        self.tally, self.history = Tally(), History()
+        self.tally, self.history = Tally(), History(clock.time)
+        self._began = clock.time()
         rank = settings.service.rank
         self.process = secrets.token_hex(6) if rank is None else f"{rank}-{secrets.token_hex(6)}"
         self.meter = Meter(settings, clock.time, self.process, self.sampled)
@@ -277,8 +278,7 @@ class Service:
         rests = {name: breaker.rests_until for name, breaker in self.breakers.by_name.items()}
         in_line = standing(self.limiter, self.capacity.levels(), now, rests)
         at, newest = time.time(), [summary(one) for one in self.dossiers.newest(MOST_RECENT)]
-        uptime_s = at - self.history.since
-        return overview(Seen(at, VERSION, uptime_s, self.state(), in_line, self.policy, self.history, newest))
+        return overview(Seen(at, VERSION, now - self._began, self.state(), in_line, self.policy, self.history, newest))
 
     async def _remember(self) -> None:
         """Keep what the last seconds were like, for charts and rates."""
@@ -286,7 +286,7 @@ class Service:
             await asyncio.sleep(STEP_S)
             counted = state.describe(self.lanes, self.admission.durable(), self.clock.time())
             more = {"breakers": self.breakers.state(), "tally": self.tally.snapshot()}
-            self.history.step(counted | more, time.time())
+            self.history.step(counted | more)
 
     async def _follow(self, settings: Settings) -> None:
         """Go by other settings from now on, in one step: nobody sees half of it. Crowds follow one after the other."""

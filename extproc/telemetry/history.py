@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from extproc.core import events
@@ -49,7 +49,7 @@ Classes = dict[int, int]
 
 @dataclass(slots=True)
 class Counts:
-    """What only grows, as the tally has it: by lane, upstream or reason."""
+    """What only grows, as the tally has it: by lane, upstream or reason. at: on the clock."""
 
     at: float
     admitted: Mapping[str, float] = field(default_factory=dict)
@@ -75,9 +75,10 @@ class Counts:
 
 @dataclass(slots=True)
 class Refusals:
-    """The last refusals for one reason: when, and ids of requests, the newest last."""
+    """The last refusals for one reason: when, in epoch seconds and on the clock, and ids of requests, newest last."""
 
     at: float = 0.0
+    heard: float = 0.0
     ids: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_IDS))
 
 
@@ -98,7 +99,7 @@ class Heard:
 
 @dataclass(slots=True)
 class Step:
-    """What a chart shows of one step."""
+    """What a chart shows of one step. at: its end, in epoch seconds."""
 
     at: float
     lanes: dict[str, tuple[int, float, float, float | None]]
@@ -111,17 +112,16 @@ class Step:
 class History:
     """An Observer. `step` is to be called every `STEP_S` seconds."""
 
-    def __init__(self, wall: Callable[[], float] = time) -> None:
-        """Nothing happened yet. `wall` tells epoch seconds."""
-        at = wall()
-        self.since = at
+    def __init__(self, clock: Callable[[], float] = monotonic, wall: Callable[[], float] = time) -> None:
+        """Nothing happened yet. `wall` tells epoch seconds, and may jump; `clock` does not."""
         self.refusals: dict[str, Refusals] = {}
         self._lanes: Counter[str] = Counter()
         self._missed: Counter[str] = Counter()
         self._now = Heard()
         self._heard: deque[Heard] = deque(maxlen=round(RECENT_S / STEP_S))
-        self._counts: deque[Counts] = deque([Counts(at)], maxlen=round(RECENT_S / STEP_S) + 1)
+        self._counts: deque[Counts] = deque([Counts(clock())], maxlen=round(RECENT_S / STEP_S) + 1)
         self._steps: deque[Step] = deque(maxlen=STEPS)
+        self._clock = clock
         self._wall = wall
         self._hears = {
             events.Admitted: self._admitted,
@@ -135,11 +135,11 @@ class History:
         if hear is not None:
             hear(event)  # type: ignore[operator]
 
-    def counts(self, state: Mapping[str, Any], at: float) -> Counts:
+    def counts(self, state: Mapping[str, Any]) -> Counts:
         """What has been counted up to now; `state` is the service's state as plain data."""
         tally = state["tally"]
         return Counts(
-            at,
+            self._clock(),
             admitted=tally["admitted"],
             refused=tally["refused"],
             failed=tally["failed"],
@@ -152,9 +152,9 @@ class History:
             missed=dict(self._missed),
         )
 
-    def step(self, state: Mapping[str, Any], at: float) -> None:
+    def step(self, state: Mapping[str, Any]) -> None:
         """Ten seconds are over: keep what they were like."""
-        counts, before, heard = self.counts(state, at), self._counts[-1], self._now
+        counts, before, heard = self.counts(state), self._counts[-1], self._now
         self._counts.append(counts)
         self._heard.append(heard)
         self._now = Heard()
@@ -178,11 +178,17 @@ class History:
             for name, breaker in state["breakers"].items()
         }
         refused = {str(reason): _grown(counts.refused, before.refused, reason) for reason in counts.refused}
-        self._steps.append(Step(at, lanes, upstreams, {name: many for name, many in refused.items() if many}))
+        self._steps.append(Step(self._wall(), lanes, upstreams, {name: many for name, many in refused.items() if many}))
 
-    def before(self, at: float, seconds: float = RATE_S) -> Counts:
-        """What had been counted at least so long before `at`, or at the very start."""
-        return next((one for one in reversed(self._counts) if at - one.at >= seconds), self._counts[0])
+    def before(self, seconds: float = RATE_S) -> Counts:
+        """What had been counted at least so long ago, or at the very start."""
+        now = self._clock()
+        return next((one for one in reversed(self._counts) if now - one.at >= seconds), self._counts[0])
+
+    def refused_within(self, reason: str, seconds: float) -> bool:
+        """Whether somebody was refused for `reason` in the last so many seconds."""
+        last = self.refusals.get(reason)
+        return last is not None and self._clock() - last.heard <= seconds
 
     def waits(self, lane: str) -> Classes:
         """How long those had waited who left this lane in the last minutes, let go or refused after a wait."""
@@ -236,7 +242,7 @@ class History:
 
     def _refused(self, event: events.Refused) -> None:
         last = self.refusals.setdefault(event.reason, Refusals())
-        last.at = self._wall()
+        last.at, last.heard = self._wall(), self._clock()
         if event.request_id:
             last.ids.append(event.request_id[:100])
         if event.lane:

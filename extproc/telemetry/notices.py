@@ -118,7 +118,7 @@ def _pressure(seen: Seen) -> Iterator[Notice]:
     """Who was refused in the last minutes because there was more to do than could be done."""
     for reason in PRESSURE:
         many = seen.now.refused.get(reason, 0) - seen.minutes.refused.get(reason, 0)
-        if many and seen.shed(reason, SHED_S):
+        if many and seen.history.refused_within(reason, SHED_S):
             text = f"{_requests(many)} refused in five minutes: {reason}"
             yield _notice("warning", text, Runbook.QUEUE_FULL)
 

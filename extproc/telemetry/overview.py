@@ -58,7 +58,7 @@ def status(seen: Seen) -> str:
         return "bypassed"
     if any(not any(map(seen.serves, route.chain)) for route in routes):
         return "outage"
-    if any(seen.shed(reason, SHED_S) for reason in PRESSURE):
+    if any(seen.history.refused_within(reason, SHED_S) for reason in PRESSURE):
         return "shedding"
     return "waiting" if any(backlog["requests"] for backlog in seen.state["waiting"].values()) else "ok"
 

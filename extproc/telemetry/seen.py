@@ -8,7 +8,7 @@ from typing import Any
 
 from extproc.core.policy import Policy
 from extproc.core.refusal import Reason
-from extproc.telemetry.history import Counts, History
+from extproc.telemetry.history import RECENT_S, Counts, History
 
 __all__ = ["PRESSURE", "Seen"]
 
@@ -40,9 +40,9 @@ class Seen:
     def __post_init__(self) -> None:
         """Look up the counts that rates are told from."""
         set_ = object.__setattr__
-        set_(self, "now", self.history.counts(self.state, self.at))
-        set_(self, "lately", self.history.before(self.at))
-        set_(self, "minutes", self.history.before(self.at, 300.0))
+        set_(self, "now", self.history.counts(self.state))
+        set_(self, "lately", self.history.before())
+        set_(self, "minutes", self.history.before(RECENT_S))
 
     @property
     def levers(self) -> Mapping[str, Any]:
@@ -64,8 +64,3 @@ class Seen:
         breaker = self.state["breakers"].get(upstream, {})
         shut = breaker.get("state") in ("open", "half_open") and breaker.get("sign") != "slow"
         return not shut and not self.lever("upstreams", upstream, "out")
-
-    def shed(self, reason: str, within_s: float) -> bool:
-        """Whether somebody was refused for `reason` lately."""
-        last = self.history.refusals.get(reason)
-        return last is not None and self.at - last.at <= within_s

@@ -19,7 +19,7 @@ class World:
 
     def __init__(self) -> None:
         self.clock = HandClock(5000.0)
-        self.history, self.tally = History(self.clock.time), Tally()
+        self.history, self.tally = History(self.clock.time, self.clock.time), Tally()
         self.waiting = {"P0": 0, "P1": 0}
         self.level = 50.0
 
@@ -42,7 +42,7 @@ class World:
 
     def step(self) -> None:
         self.clock.now += STEP_S
-        self.history.step(self.state(), self.clock.now)
+        self.history.step(self.state())
 
 
 @pytest.fixture
@@ -125,14 +125,14 @@ def test_rates_are_of_the_last_ten_seconds(world: World) -> None:
     """Since a step that is at least so old; from the start until there is one."""
     world.hear(*(admitted(0.0) for _ in range(20)))
     world.clock.now += 2.0
-    counts = world.history.counts(world.state(), world.clock.now)
-    assert counts.rate(world.history.before(world.clock.now), "admitted", "P1") == 10
+    counts = world.history.counts(world.state())
+    assert counts.rate(world.history.before(), "admitted", "P1") == 10
     world.step()
     world.step()
     world.hear(*(admitted(0.0) for _ in range(30)))
     world.clock.now += 5.0
-    counts = world.history.counts(world.state(), world.clock.now)
-    assert counts.rate(world.history.before(world.clock.now), "admitted", "P1") == 2
+    counts = world.history.counts(world.state())
+    assert counts.rate(world.history.before(), "admitted", "P1") == 2
     assert counts.rate(counts, "admitted", "P1") is None
 
 

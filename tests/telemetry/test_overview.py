@@ -38,7 +38,7 @@ class World:
 
     def __init__(self) -> None:
         self.clock = HandClock(10_000.0)
-        self.history, self.tally = History(self.clock.time), Tally()
+        self.history, self.tally = History(self.clock.time, self.clock.time), Tally()
         lanes = {"P0": lane("P0", 0), "P1": lane("P1", 1)}
         self.policy = Policy({"a": upstream("a"), "b": upstream("b")}, (Route("0:m", ("m",), ("a", "b")),), lanes, {})
         self.waiting = {name: {"requests": 0, "tokens": 0, "bytes": 0} for name in lanes}
@@ -97,7 +97,7 @@ class World:
         for _ in range(round(seconds / STEP_S)):
             self.clock.now += STEP_S
             plain = {"waiting": self.waiting, "counters": self.counters, "breakers": self.breakers}
-            self.history.step(plain | {"tally": self.tally.snapshot()}, self.clock.now)
+            self.history.step(plain | {"tally": self.tally.snapshot()})
 
 
 @pytest.fixture
