@@ -114,6 +114,8 @@ def test_levers_are_seen_at_once() -> None:
         assert told["notices"][0]["text"].startswith("bypass: everybody is let go at once")
         await bench.service.levers.no_bypass()
         await bench.service.levers.resume("P1")
+        assert (await bench.look())["status"] == "shedding", "who waited was refused while nobody could serve"
+        await asyncio.sleep(60.0)
         assert (await bench.look())["status"] == "ok"
         await bench.service.levers.stop()
         await bench.stop()
