@@ -384,8 +384,8 @@ def test_tells_what_happened_to_a_request(page: Page) -> None:
     """By its id, from the list, and by the address: what it waited for, why others were passed over, what it cost."""
     served, refused = stories()
     overview = told("calm")
-    overview["recent"] = [{**summary, "id": served["id"]} for summary in overview["recent"][:1]]
-    with pretend(overview, explained={served["id"]: served, refused["id"]: refused}) as server:
+    overview["recent"] = [{**summary, "id": served["id"], "ticket": "t1"} for summary in overview["recent"][:1]]
+    with pretend(overview, explained={"t1": served, refused["id"]: refused}) as server:
         see(page, server)
         page.keyboard.press("/")
         page.keyboard.type(f" {refused['id']} ")
@@ -412,7 +412,8 @@ def test_tells_what_happened_to_a_request(page: Page) -> None:
             ]
         )
         expect(story).to_contain_text("$0.0123")
-        assert page.url.endswith(f"#request={served['id']}")
+        expect(page.locator("#explain-head")).to_have_text(f"Request {served['id']}")
+        assert page.url.endswith("#request=t1")
         page.goto(f"{server.url}?again#request={refused['id']}")
         expect(story).to_contain_text("Refused: deadline_unmeetable")
         page.locator("#explain-close").click()
@@ -424,12 +425,13 @@ def test_tells_what_happened_to_a_request(page: Page) -> None:
 def test_finds_decisions_by_what_they_were(page: Page) -> None:
     """The filter asks the service; a tenant's name leads to its decisions, and the way back to the newest of all."""
     overview = told("overload")
-    one = {**overview["recent"][0], "tenant": "chat", "lane": overview["lanes"][0]["name"]}
+    one = overview["recent"][0]
     overview["tenants"] = [{"name": "chat", "requests": 1, "tokens": 1, "usd": 0, "refused": 0, "waiting": 0}]
-    with pretend(overview, found=[{**one, "id": "found-1"}, {**one, "id": "found-2", "tenant": "other"}]) as server:
+    found = [{**one, "id": f"found-{tenant}", "ticket": tenant, "tenant": tenant} for tenant in ("chat", "other")]
+    with pretend(overview, found=found) as server:
         see(page, server)
         page.locator("#tenant-rows button").click()
-        expect(page.locator("#recent-rows")).to_contain_text("found-1")
+        expect(page.locator("#recent-rows")).to_contain_text("found-chat")
         expect(page.locator("#recent-rows tr")).to_have_count(1)
         page.get_by_role("button", name="Newest of all").click()
         expect(page.locator("#recent-rows tr")).to_have_count(len(overview["recent"]))

@@ -61,7 +61,7 @@ async function search() {
 }
 
 function fill(list, now) {
-  rows(byId("recent-rows"), byId("no-recent"), list, (item) => `${item.id} ${item.at}`, make, (made, item) => {
+  rows(byId("recent-rows"), byId("no-recent"), list, (item) => item.ticket ?? `${item.id} ${item.at}`, make, (made, item) => {
     const [at, , tenant, lane, model, outcome, upstream, waited, tokens] = made.children;
     text(at, clock(item.at));
     attr(at, "title", ago(item.at, now));
@@ -78,7 +78,7 @@ function fill(list, now) {
 
 function make(item) {
   const made = row(COLUMNS);
-  made.children[1].append(requestLink(item.id, explain));
+  made.children[1].append(requestLink(item.id || item.ticket, explain, item.ticket));
   for (const i of [2, 3, 4, 6]) made.children[i].append(el("span", { className: "cut" }));
   made.children[5].append(el("span", { className: "mark" }), el("span"));
   return made;

@@ -27,7 +27,7 @@ export function start() {
 export async function explain(id) {
   asked = id;
   if (linked() !== id) history.replaceState(null, "", `#request=${encodeURIComponent(id)}`);
-  byId("explain-head").replaceChildren("Request ", el("bdi", { className: "code" }, visible(id)));
+  head(id);
   fill(el("p", { className: "none" }, "Looking it up …"));
   if (!dialog.open) dialog.showModal();
   await look(id);
@@ -39,6 +39,7 @@ async function look(id) {
   try {
     const found = await get(path`requests/${id}`);
     if (asked !== id) return;
+    head(found.id || id);
     const open = place.querySelector("details")?.open ?? false;
     fill(...steps(found));
     place.querySelector("details").open = open;
@@ -50,6 +51,10 @@ async function look(id) {
       : error.message;
     fill(el("p", { className: "error", role: "alert" }, visible(words)));
   }
+}
+
+function head(id) {
+  byId("explain-head").replaceChildren("Request ", el("bdi", { className: "code" }, visible(id)));
 }
 
 function fill(...nodes) {

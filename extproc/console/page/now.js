@@ -93,9 +93,9 @@ function reasons(view, explain) {
   });
 }
 
-/** A button that explains a request. */
-export function requestLink(id, explain) {
-  const made = el("button", { type: "button", className: "id", on: { click: () => explain(id) } });
+/** A button that explains a request. ticket: names it alone, where its client used an id again, or none. */
+export function requestLink(id, explain, ticket = id) {
+  const made = el("button", { type: "button", className: "id", on: { click: () => explain(ticket) } });
   name(made, id);
   made.setAttribute("aria-label", `Explain request ${visible(id)}`);
   return made;

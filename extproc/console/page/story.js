@@ -80,7 +80,7 @@ function attempt(found) {
 }
 
 function refusal(found, caller = {}) {
-  const retry = found.retry_after_s > 0 ? `Told to come back in ${span(found.retry_after_s)}.` : "";
+  const retry = found.retry_after_s > 0 ? `Told to come back in ${span(found.retry_after_s)}.` : "Told that a retry cannot help.";
   const words = [found.words && visible(found.words), found.detail && visible(found.detail)].filter(Boolean).join("; ");
   const more = [retry, found.answered_instead ? "An answer of last resort was given instead." : ""].filter(Boolean).join(" ");
   const helps = found.reason === "session_budget" && caller.session && button("Raise its budget …", () => raise(caller.tenant, caller.session));
