@@ -99,7 +99,7 @@ function options(chart, series, items, place, figure, shades) {
   const ink = (swatch) => getComputedStyle(swatch).color;
   const axis = { stroke: () => ink(figure.querySelector(".when")), grid: { stroke: () => getComputedStyle(figure).borderTopColor, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
   return {
-    width: place.clientWidth || 400, height: HEIGHT, pxAlign: 0, legend: { show: false }, padding: [8, 18, 0, 0],
+    width: place.clientWidth || 400, height: HEIGHT, pxAlign: 0, legend: { show: false }, padding: [8, 26, 0, 0],
     cursor: { sync: { key: "hour", setSeries: false }, drag: { x: false, y: false }, y: false, points: { size: 6 } },
     scales: { x: { time: true }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.08 : 1] } },
     axes: [
