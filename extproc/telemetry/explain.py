@@ -248,8 +248,8 @@ def _forecast(predicted_s: float, waited_s: float) -> str:
 def _queue_words(
     dossier: Dossier, queued: events.Queued, waited: events.Waited | None, standing: Mapping[str, Any] | None
 ) -> str:
-    foreseen = seconds(queued.predicted_s) if queued.predicted_s > 0 else "no time that anybody knew"
-    words = f"number {queued.position} in line, turn foreseen in {foreseen}"
+    foreseen = f"turn foreseen in {seconds(queued.predicted_s)}" if queued.predicted_s > 0 else "no wait foreseen"
+    words = f"number {queued.position} in line, {foreseen}"
     if queued.binding:
         words += f"; held by {keys_words(queued.binding)}"
     if waited is None:
@@ -386,7 +386,8 @@ def _notes(dossier: Dossier) -> Iterator[str]:
                 yield f"sent again by its client{f'; took the place of a copy that {COPIES[took]}' if took else ''}"
             case events.Observed(reason=reason, predicted_s=predicted_s):
                 what = "been held" if reason is None else f"been refused ({reason})"
-                yield f"only observed: it would have {what}, turn foreseen in {seconds(predicted_s)}"
+                foreseen = f", turn foreseen in {seconds(predicted_s)}" if predicted_s > 0 else ""
+                yield f"only observed: it would have {what}{foreseen}"
             case events.Admitted(bypassed=True):
                 yield "let go by a bypass, whatever was free"
             case events.Shadowed(limit=limit):

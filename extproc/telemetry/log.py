@@ -48,6 +48,8 @@ OURS = frozenset({Sign.TERMINAL, Sign.CREDENTIAL})
 """Signs of an upstream that is well: our credit and our key are an operator's business, now."""
 LOUD = frozenset({"bypass", "no_bypass"})
 """What an operator does that nobody may overlook."""
+PLAIN = frozenset({"decision"})
+"""What is plain data already, of which there is much."""
 DECISION = logging.INFO
 """Level of a decision's line."""
 
@@ -160,7 +162,8 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line for one record."""
         line = {"time": round(record.created, 3), "level": record.levelname.lower(), "message": record.getMessage()}
-        line = plain(getattr(record, "event", {})) | line
+        told = getattr(record, "event", {})
+        line = {name: told[name] if name in PLAIN else plain(told[name]) for name in told} | line
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)

@@ -132,14 +132,16 @@ def clean(text: str) -> str:
 def plain(value: Any) -> Any:
     """The same as data that JSON knows: no infinite numbers, no objects; texts are `clean`."""
     match value:
-        case Mapping():
-            return {clean(str(key)): plain(one) for key, one in value.items()}
-        case list() | tuple():
-            return [plain(one) for one in value]
-        case set() | frozenset():
-            return sorted(map(plain, value), key=str)
-        case float():
-            return round(value, DIGITS) if isfinite(value) else None
         case None | bool() | int():
             return value
-    return clean(str(value))
+        case float():
+            return round(value, DIGITS) if isfinite(value) else None
+        case str():
+            return clean(str(value))
+        case dict() | Mapping():
+            return {clean(str(key)): plain(one) for key, one in value.items()}
+        case list() | tuple() | set() | frozenset():
+            found = [plain(one) for one in value]
+            return sorted(found, key=str) if isinstance(value, (set, frozenset)) else found
+        case _:
+            return clean(str(value))

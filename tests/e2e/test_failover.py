@@ -284,6 +284,36 @@ def test_an_early_answer_wins(stack: Stack, dialect: str, *, stream: bool) -> No
     assert counts(stack, *CHAIN) == [1, 0, 0]
 
 
+def test_a_request_is_explained_by_its_id(stack: Stack) -> None:
+    """Who failed it, who served it, and what it took, from the records of Envoy. One that was refused unread is told,
+    too, and one that nobody has seen is not.
+    """
+    answer = HTTP.post(stack.url + CHAT, json=chat(), headers={"x-fake-fault": "503;provider=primary"})
+    [newest] = told_by_console(stack, "?limit=1")["requests"]
+    known = until(
+        lambda: (found := told_by_console(stack, f"/{newest['id']}")) and len(found["attempts"]) > 1 and found
+    )
+    assert (known["state"], known["choice"]["order"]) == ("served", list(CHAIN))
+    assert [(one["upstream"], one["ok"], one["status"]) for one in known["attempts"]] == [
+        ("primary", False, 503), ("backup", True, 200),
+    ]  # fmt: skip
+    assert known["attempts"][0]["then"] == "backup"
+    assert known["settlement"]["reserved"]["output"] == 16
+    assert known["settlement"]["used"]["total"] == answer.json()["usage"]["total_tokens"]
+    assert HTTP.post(stack.url + CHAT, json={"model": "gpt-5"}).status_code == 400
+    [refused] = told_by_console(stack, "?limit=1&state=refused")["requests"]
+    known = told_by_console(stack, f"/{refused['id']}")
+    assert (known["reason"], known["refusal"]["detail"]) == ("bad_request", "messages is missing")
+    assert told_by_console(stack, "/nobodys") == {}
+
+
+def told_by_console(stack: Stack, what: str) -> dict[str, Any]:
+    """What the console says of requests, or of one; empty where that is not known."""
+    answer = HTTP.get(f"http://{stack.settings.service.console}/api/v1/requests{what}")
+    assert answer.status_code in (200, 404)
+    return dict(answer.json()) if answer.is_success else {}
+
+
 def test_killed_upstreams_are_passed_over(stack: Stack) -> None:
     """The primary's process is killed: requests go on at the backup; then that one: at local. Streaming and not, in
     both dialects, within the same request.
