@@ -9,11 +9,12 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import promql_parser
 import pytest
 import yaml
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from extproc import cli
@@ -190,6 +191,21 @@ def test_every_alert_says_what_it_is_about_and_where_to_read_on() -> None:
     assert used == set(Runbook), "no section without an alert"
     for anchor in Runbook:
         assert {"**Look:**", "**Do:**"} <= set(re.findall(r"\*\*\w+:\*\*", there[anchor])), anchor
+
+
+def test_commands_of_the_runbook_are_there() -> None:
+    """With the options that it names."""
+    text = "\n".join(sections()[anchor] for anchor in Runbook)
+    commands = {" ".join(found.split()) for found in re.findall(r"`tidegate ([^`]+)`", text)}
+    assert len(commands) > 10
+    for command in commands:
+        words, at = command.split(), cast("Any", get_command(cli.app))
+        while words and hasattr(at, "commands"):
+            name = words.pop(0)
+            assert name in at.commands, command
+            at = at.commands[name]
+        known = {option for parameter in at.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, command
 
 
 def test_links_and_jobs_can_be_others() -> None:

@@ -268,8 +268,8 @@ def _upstreams() -> Iterator[Data]:
         Runbook.KV_SATURATED,
         "tidegate_kv_saturation_ratio > 0.95",
         "5m",
-        "The KV cache of {{ $labels.upstream }} is full",
-        "Its fullest instance is at {{ $value | humanizePercentage }}, queue included. Requests wait, or go elsewhere.",
+        "{{ $labels.upstream }} is as full as its KV cache may be",
+        "Its fullest instance is at {{ $value | humanizePercentage }} of its high mark. Requests wait or go elsewhere.",
     )
     yield _alert(
         "EngineStale",

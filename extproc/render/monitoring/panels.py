@@ -93,6 +93,7 @@ _WAITING = Row(
     (
         Panel("Requests in line", "short", (Query(_of("tidegate_queue_requests", "lane"), "{{lane}}"),), stacked=True),
         Panel("Tokens in line", "short", (Query(_of("tidegate_queue_tokens", "lane"), "{{lane}}"),), stacked=True),
+        Panel("Oldest in line", "s", (Query(_of("tidegate_queue_oldest_seconds", "lane", "max"), "{{lane}}"),)),
         Panel(
             "Lanes, how full",
             "percentunit",
