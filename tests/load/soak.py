@@ -5,8 +5,9 @@
 Each request has a tenant and a session that it shares with few others, a prompt of its own, and an id. Most are served
 and settled; some fail over, some are refused, some clients leave in the middle or never have a record. All of it goes
 through the service as it is wired for serving (handler, limiter, flights, records, metrics, traces, explanations), its
-background duties run, and its pages are read now and then, as a Prometheus and an operator would. Envoy and gRPC are
-left out: they hold nothing for longer than one request, and would make this four times as long.
+background duties run, metrics and traces go to a collector that takes them, and its pages are read now and then, as a
+Prometheus and an operator would. Envoy and gRPC are left out: they hold nothing for longer than one request, and would
+make this four times as long.
 
 The first round over all names is warm-up: everything that is bounded fills up to its bound or to the number of names.
 From then on neither resident memory nor the number of objects may grow. --trace tells what grew, line by line, and
@@ -34,6 +35,7 @@ from typing import Any
 
 import aiohttp
 import uvloop
+from aiohttp import web
 from rich.console import Console
 
 from extproc.app import Service
@@ -46,7 +48,9 @@ SAMPLES = 40
 GROWTH, SLACK_MB = 0.02, 4.0
 """How much more the last quarter may hold than the one before it, as a share of all and in MiB: the larger counts."""
 OBJECTS = 0.01
-PAGES = ("/metrics", "/state")
+PAGES = ("/metrics", "/state", "/api/v1/overview", "/api/v1/history", "/api/v1/requests?limit=200")
+TRACED = 0.1
+"""Share of requests whose caller wants a trace."""
 HOSTILE = ('"} 1\n# x', "<script>alert(1)</script>", "../../etc", "%s%n", "\u202egnp.exe", "x" * 120)
 """Parts of names that come from outside."""
 LEFT = frozenset({"downstream_remote_reset"})
@@ -61,8 +65,8 @@ class Sample:
     objects: int
 
 
-def settings() -> Settings:
-    """Two providers with room, one of which fails now and then, and any tenant."""
+def settings(collector: int) -> Settings:
+    """Two providers with room, one of which fails now and then, and any tenant. collector: a port."""
     address, console = (f"127.0.0.1:{port}" for port in free_ports(2))
     far = [{"tpm": 10**12, "rpm": 10**10}]
     raw = {
@@ -74,6 +78,7 @@ def settings() -> Settings:
         "routes": [{"models": ["m"], "chain": ["a", "b"], "acknowledge_unowned": True}],
         "identity": {"tenant": ["header:x-team"]},
         "tenants": {"*": {"tpm": 1_000_000, "rpm": 100_000, "usd_per_day": 100, "concurrency": 4}, "poor": {"rpm": 1}},
+        "telemetry": {"otlp": {"endpoint": f"http://127.0.0.1:{collector}", "every_s": 5}},
         "sessions": {"max_tokens": 10**9},
     }
     found = Settings.model_validate(raw)
@@ -95,7 +100,7 @@ class Caller:
                 ":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json",
                 "x-request-id": self.id, "x-team": tenant, "x-tidegate-session": f"session-{name}{odd}",
                 "x-tidegate-priority": f"P{number % 3}",
-                "traceparent": f"00-{rng.getrandbits(128):032x}-{name:016x}-01",
+                "traceparent": f"00-{rng.getrandbits(128):032x}-{name + 1:016x}-0{int(rng.random() < TRACED)}",
             },
             bodiless=False,
         )  # fmt: skip
@@ -174,11 +179,14 @@ class Soak:
         self._order = list(range(names))
         self._next = 0
         self.ends: Counter[str] = Counter()
+        self.exported = 0
         self.samples: list[Sample] = []
 
     async def run(self) -> list[str]:
         """What grew, in words; nothing where memory is flat."""
-        service = Service(settings())
+        (collector,) = free_ports(1)
+        taking = await self._collect(collector)
+        service = Service(settings(collector))
         await service.start()
         gc.unfreeze()  # so that everything is counted that there is
         before: tracemalloc.Snapshot | None = None
@@ -196,7 +204,23 @@ class Soak:
             await self._settle(service)
         finally:
             await service.stop()
+            await taking.cleanup()
+        assert self.exported, "nothing was exported"
         return [*verdicts(self.samples)]
+
+    async def _collect(self, port: int) -> web.AppRunner:
+        """A collector of OpenTelemetry that only counts."""
+
+        async def take(request: web.Request) -> web.Response:
+            self.exported += len(await request.read())
+            return web.Response(content_type="application/x-protobuf")
+
+        app = web.Application(client_max_size=2**26)
+        app.router.add_post("/{path:.*}", take)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        return runner
 
     async def _until(self, service: Service, end: int) -> None:
         async def work() -> None:
@@ -277,7 +301,7 @@ def main() -> None:
     began = time.monotonic()
     grew = uvloop.run(soak.run())
     ends = ", ".join(f"{number:,} {what}" for what, number in soak.ends.most_common())
-    console.print(f"{ends}; {time.monotonic() - began:.0f} s")
+    console.print(f"{ends}; {soak.exported / 2**20:.1f} MiB exported; {time.monotonic() - began:.0f} s")
     quarter = len(soak.samples) // 4
     warm, last = soak.samples[quarter - 1], soak.samples[-1]
     console.print(
