@@ -873,6 +873,7 @@ class OtlpSettings(Section):
     """One `name: value` a line, for collectors that ask for a key."""
     metrics: bool = True
     traces: bool = True
+    """Of requests, by Tidegate and by the Envoy that is rendered for it."""
     every_s: Seconds = 15.0
     """How often metrics are sent."""
 
