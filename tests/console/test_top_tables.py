@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +218,9 @@ def test_what_is_sent_along() -> None:
     for wrong in ("x", "-1", "0", "nan", "inf", "1e99"):
         with pytest.raises(ValueError, match="seconds"):
             body_of(pause, wrong, "")
+
+
+def test_nobody_else_loads_a_terminal() -> None:
+    """It takes a while; other commands, and scripts that want plain text, do without."""
+    code = "import sys, extproc.cli, extproc.console.top.plain; sys.exit('textual' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
