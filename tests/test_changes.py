@@ -291,6 +291,19 @@ def test_every_setting_is_tried() -> None:
     assert untried == set(), "say in a list above what a change of it needs"
 
 
+def test_envoy_has_to_know_whether_the_console_speaks_tls() -> None:
+    """Where it shows the console's metrics, and only whether it does."""
+    for metrics_port, need in ((None, Need.RESTART), (5, Need.ENVOY)):
+        plain, one, other = (deepcopy(RICH) for _ in range(3))
+        for raw in (plain, one, other):
+            raw["gateway"] = {**raw.get("gateway", {}), "metrics_port": metrics_port}
+        one["admin"] = {"cert_file": "/a", "key_file": "/k"}
+        other["admin"] = {"cert_file": "/b", "key_file": "/k"}
+        for old, new, wanted in ((plain, one, need), (one, plain, need), (one, other, Need.RESTART)):
+            found = {each.place: each.need for each in differences(settings(old), settings(new))}
+            assert found["admin.cert_file"] is wanted
+
+
 def test_new_and_removed_upstreams_wait_and_the_rest_is_followed() -> None:
     """What runs keeps the upstreams it has; that a limit changes beside them is followed all the same."""
     raw = deepcopy(RICH)

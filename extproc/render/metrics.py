@@ -9,6 +9,7 @@ from __future__ import annotations
 from extproc.render.filters import router
 from extproc.render.listener import connection_manager
 from extproc.render.shape import Data, address
+from extproc.render.tls import own_tls
 from extproc.settings import Settings
 
 __all__ = ["PAGES", "metrics_clusters", "metrics_listeners"]
@@ -44,7 +45,8 @@ def metrics_clusters(settings: Settings) -> list[Data]:
         return []
     console = int(settings.service.console.rpartition(":")[2])
     ports = {"tidegate:console": console, "tidegate:envoy": settings.gateway.admin_port}
-    return [_cluster(name, port) for name, port in ports.items()]
+    encrypted = {"tidegate:console"} if settings.admin.cert_file else set()
+    return [_cluster(name, port, tls=name in encrypted) for name, port in ports.items()]
 
 
 def _page(path: str) -> Data:
@@ -60,7 +62,8 @@ def _nothing() -> Data:
     return {"name": "nothing", "match": {"prefix": "/"}, "direct_response": {"status": 404}}
 
 
-def _cluster(name: str, port: int) -> Data:
+def _cluster(name: str, port: int, *, tls: bool) -> Data:
     endpoint = {"endpoint": {"address": address("127.0.0.1", port)}}
     assignment = {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]}
-    return {"name": name, "type": "STATIC", "connect_timeout": "1s", "load_assignment": assignment}
+    cluster = {"name": name, "type": "STATIC", "connect_timeout": "1s", "load_assignment": assignment}
+    return {**cluster, "transport_socket": own_tls()} if tls else cluster

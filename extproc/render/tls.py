@@ -15,7 +15,7 @@ from pathlib import Path
 from extproc.render.shape import Data, extension
 from extproc.settings import Settings, UpstreamSettings
 
-__all__ = ["BUNDLES", "collector_tls", "is_address", "service_tls", "tls_secret_files", "upstream_tls"]
+__all__ = ["BUNDLES", "collector_tls", "is_address", "own_tls", "service_tls", "tls_secret_files", "upstream_tls"]
 
 _CONTEXT = "envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
 _SECRET = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"  # noqa: S105 - a type
@@ -29,6 +29,11 @@ BUNDLES = (
     "/etc/ssl/cert.pem",
 )
 """Where systems keep the certificates they trust; the first is Debian's and that of Envoy's own images."""
+
+
+def own_tls() -> Data:
+    """The transport socket to what is on this loopback and ours: whatever its certificate names is right."""
+    return extension("envoy.transport_sockets.tls", _CONTEXT, common_tls_context={"alpn_protocols": ["http/1.1"]})
 
 
 @dataclass(frozen=True, slots=True)

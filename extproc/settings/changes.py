@@ -189,7 +189,8 @@ def _is_envoys(path: Path, was: Any, will: Any, old: Settings, new: Settings) ->
         case ("upstreams", name, "window"):
             return _wider(old, new, name)
         case _:
-            return path == ("service", "console") and old.gateway.metrics_port is not None
+            speaks = path == ("admin", "cert_file") and (was is None) is not (will is None)  # TLS, or does no more
+            return (speaks or path == ("service", "console")) and old.gateway.metrics_port is not None
 
 
 def _fits(path: Path, pattern: Path) -> bool:

@@ -510,6 +510,38 @@ def test_what_is_mounted_is_what_was_written(form: str) -> None:
     assert "/home/" not in json.dumps(config)
 
 
+def test_what_proves_who_may_act_is_tidegates_alone() -> None:
+    """Its token and its certificate are no files of Envoy's; what is done is written where it can be."""
+    named = {"token_file": "/home/token", "cert_file": "/home/cert", "key_file": "/home/key"}
+    settings = parse(yaml.safe_dump({**RAW_OF_ADMIN, "admin": {**named, "audit_file": "/home/audit"}}), "test", {})
+    assert k8s.needed_files(settings) == {f"_admin.{key}": path for key, path in named.items()}
+    config, deployment = (
+        next(each for each in k8s.objects(settings) if each["kind"] == kind) for kind in ("ConfigMap", "Deployment")
+    )
+    there = parse(config["data"]["tidegate.yaml"], "pod", {}).admin
+    assert there.token_file == "/etc/tidegate/admin/token_file"
+    assert there.audit_file == "/var/lib/tidegate/audit.jsonl"
+    assert "/home/" not in json.dumps(config)
+    pod = deployment["spec"]["template"]["spec"]
+    mounted = {each["name"]: {mount["mountPath"] for mount in each["volumeMounts"]} for each in pod_containers(pod)}
+    assert {name for name, paths in mounted.items() if "/etc/tidegate/admin" in paths} == {"tidegate"}
+    assert not any("/etc/tidegate/files" in paths for paths in mounted.values())
+    secret = next(each["secret"] for each in pod["volumes"] if each["name"] == "tidegate-admin")
+    assert secret["items"] == [{"key": f"_admin.{key}", "path": key} for key in named]
+    assert secret["defaultMode"] == 0o440
+    assert "_admin" not in k8s.envoy_gateway_yaml(settings, k8s.Target())
+
+
+RAW_OF_ADMIN = {
+    "upstreams": {"a": {"provider": "fake", "url": "http://10.0.0.1:1", "owned": True, "concurrency": 5}},
+    "routes": [{"models": ["*"], "chain": ["a"]}],
+}
+
+
+def pod_containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [each for each in (*pod["initContainers"], *pod["containers"]) if "volumeMounts" in each]
+
+
 def test_entries_are_mounted_where_envoy_looks() -> None:
     """What tells it where keys are."""
     documents = k8s.objects(with_files())

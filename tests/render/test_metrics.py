@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import http.client
+import ssl
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+import trustme
 
 from extproc.render.envoy import bootstrap, find_envoy, to_yaml
 from extproc.settings import Settings, load
@@ -36,13 +39,26 @@ class Console(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """Where metrics are shown."""
+    with showing(tmp_path_factory.mktemp("metrics")) as port:
+        yield port
+
+
+@contextmanager
+def showing(folder: Path, tls: trustme.LeafCert | None = None) -> Iterator[int]:
+    """Where metrics are shown of a console, which speaks TLS where it has a certificate."""
     console = HTTPServer(("127.0.0.1", 0), Console)
+    environ = {}
+    if tls is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.configure_cert(context)
+        console.socket = context.wrap_socket(console.socket, server_side=True)
+        environ = {"TIDEGATE__ADMIN__CERT_FILE": "/its/cert", "TIDEGATE__ADMIN__KEY_FILE": "/its/key"}
     threading.Thread(target=console.serve_forever, daemon=True).start()
     port = free_port()
     ports = {"port": free_port(), "admin_port": free_port(), "probe_port": free_port(), "metrics_port": port}
-    environ = {f"TIDEGATE__GATEWAY__{name.upper()}": str(number) for name, number in ports.items()}
+    environ |= {f"TIDEGATE__GATEWAY__{name.upper()}": str(number) for name, number in ports.items()}
     settings = load(None, {**environ, "TIDEGATE__SERVICE__CONSOLE": f"127.0.0.1:{console.server_port}"})
-    file = tmp_path_factory.mktemp("metrics") / "envoy.yaml"
+    file = folder / "envoy.yaml"
     file.write_text(to_yaml(bootstrap(settings)), "utf-8")
     envoy = started(file)
     try:
@@ -57,6 +73,12 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         envoy.wait(20)
         console.shutdown()
         console.server_close()
+
+
+def test_of_a_console_that_speaks_tls_too(tmp_path: Path) -> None:
+    """Whatever its certificate names: it is on the same loopback."""
+    with showing(tmp_path, trustme.CA().issue_cert("console.example")) as port:
+        assert asked(port, "GET", "/metrics") == (200, "/metrics for localhost as application/openmetrics-text")
 
 
 def started(file: Path) -> subprocess.Popen[bytes]:

@@ -30,7 +30,6 @@ from extproc.render.k8s.envoy_patches import patches
 from extproc.render.k8s.objects import CLIENT_LABEL, NAMESPACE
 from extproc.render.k8s.placed import (
     CONFIG_DIR,
-    HEADERS,
     NAME,
     SDS,
     SECRET,
@@ -38,6 +37,7 @@ from extproc.render.k8s.placed import (
     TLS_DIR,
     envoys_tls_items,
     is_loopback,
+    is_tidegates,
     needed_files,
     placed,
 )
@@ -121,7 +121,7 @@ def about(settings: Settings, target: Target) -> str:
     sources = "".join(
         f" \\\n#     --from-file={entry}={file}"
         for entry, file in sorted(needed_files(settings).items())
-        if entry != HEADERS
+        if not is_tidegates(entry)
     )
     return told + (_FILES.format(secret=SECRET, system=target.system, sources=sources) if sources else "")
 
@@ -196,7 +196,7 @@ def _secrets_map(settings: Settings, target: Target) -> Iterator[Data]:
 def _proxy(settings: Settings, target: Target) -> Data:
     """How Envoy Gateway runs its Envoys: with our label, our files, and time for answers to come to their end."""
     volumes, mounts = [], []
-    if needed_files(settings).keys() - {HEADERS}:
+    if not all(map(is_tidegates, needed_files(settings))):
         volumes.append({"name": "tidegate-files", "secret": {"secretName": SECRET}})
         mounts.append({"name": "tidegate-files", "mountPath": SECRETS_DIR, "readOnly": True})
     if tls := envoys_tls_items(settings.service):

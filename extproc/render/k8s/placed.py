@@ -16,12 +16,12 @@ from extproc.render.envoy import RenderError, bootstrap, to_yaml
 from extproc.render.shape import Data, is_loopback
 from extproc.render.text import plain
 from extproc.render.upstream import secret_files
-from extproc.settings import ServiceSettings, Settings, UpstreamSettings
+from extproc.settings import AdminSettings, ServiceSettings, Settings, UpstreamSettings
 
 __all__ = [
-    "COLLECTOR_DIR", "COLLECTOR_FILE", "CONFIG_DIR", "HEADERS", "METRICS_PORT", "NAME", "PACKED", "SDS", "SDS_DIR",
-    "SECRET", "SECRETS_DIR", "STATE_DIR", "TLS_DIR", "checksum", "config_items", "config_map", "envoys_tls_items",
-    "is_loopback", "needed_files", "placed", "tls_items",
+    "ADMIN_DIR", "COLLECTOR_DIR", "COLLECTOR_FILE", "CONFIG_DIR", "HEADERS", "METRICS_PORT", "NAME", "PACKED", "SDS",
+    "SDS_DIR", "SECRET", "SECRETS_DIR", "STATE_DIR", "TLS_DIR", "admin_items", "checksum", "config_items",
+    "config_map", "envoys_tls_items", "is_loopback", "is_tidegates", "needed_files", "placed", "tls_items",
 ]  # fmt: skip
 
 NAME = "tidegate"
@@ -32,6 +32,8 @@ TLS_DIR = "/etc/tidegate/tls"
 """What Envoy and Tidegate both read; keys of upstreams are not among it."""
 COLLECTOR_DIR, COLLECTOR_FILE = "/etc/tidegate/collector", "headers"
 """What the collector of telemetry wants in headers; both read it."""
+ADMIN_DIR = "/etc/tidegate/admin"
+"""What proves who may act on the console, and its certificate; Tidegate alone reads them."""
 STATE_DIR = "/var/lib/tidegate"
 PACKED = "envoy.yaml.gz"
 METRICS_PORT = 10005
@@ -87,9 +89,29 @@ def placed(settings: Settings, *, sidecar: bool) -> Settings:
     if settings.telemetry.otlp and settings.telemetry.otlp.headers_file:
         otlp = settings.telemetry.otlp.model_copy(update={"headers_file": f"{COLLECTOR_DIR}/{COLLECTOR_FILE}"})
         moved["telemetry"] = settings.telemetry.model_copy(update={"otlp": otlp})
+    if named_files := _admin(settings.admin):
+        moved["admin"] = settings.admin.model_copy(update=named_files)
     return settings.model_copy(update=moved)
 
 
+def _admin(admin: AdminSettings) -> dict[str, str]:
+    """Where its files are in a pod; only the folder of what is kept can be written to."""
+    moved = {item["path"]: f"{ADMIN_DIR}/{item['path']}" for item in admin_items(admin)}
+    return {**moved, **({"audit_file": f"{STATE_DIR}/audit.jsonl"} if admin.audit_file else {})}
+
+
+def admin_items(admin: AdminSettings) -> list[Data]:
+    """Entries of the Secret that Tidegate alone reads, and under which path."""
+    return [{"key": f"{_ADMIN}{key}", "path": key} for key in _OF_ADMIN if getattr(admin, key)]
+
+
+def is_tidegates(entry: str) -> bool:
+    """Whether an entry of the Secret is of no use to an Envoy of elsewhere."""
+    return entry == HEADERS or entry.startswith(_ADMIN)
+
+
+_ADMIN = "_admin."
+_OF_ADMIN = ("token_file", "cert_file", "key_file", "client_ca_file")
 _STATE_FILE = f"{STATE_DIR}/levels.json"
 _JWKS = "jwks.json"
 HEADERS = "_collector.headers"
@@ -108,6 +130,7 @@ def needed_files(settings: Settings) -> dict[str, str]:
         found[_JWKS] = settings.identity.jwt.jwks_file
     if settings.telemetry.otlp and settings.telemetry.otlp.headers_file:
         found[HEADERS] = settings.telemetry.otlp.headers_file
+    found |= {item["key"]: getattr(settings.admin, item["path"]) for item in admin_items(settings.admin)}
     return found
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from extproc.render.k8s.placed import (
+    ADMIN_DIR,
     COLLECTOR_DIR,
     COLLECTOR_FILE,
     CONFIG_DIR,
@@ -29,9 +30,11 @@ from extproc.render.k8s.placed import (
     SECRETS_DIR,
     STATE_DIR,
     TLS_DIR,
+    admin_items,
     checksum,
     config_items,
     config_map,
+    is_tidegates,
     needed_files,
     placed,
     tls_items,
@@ -69,6 +72,7 @@ _MOUNTS = {
     "envoy": _UNPACKED_DIR,
     "tls": TLS_DIR,
     "collector": COLLECTOR_DIR,
+    "admin": ADMIN_DIR,
 }
 _VOLUME = "tidegate-{}"
 STATE_VOLUME = _VOLUME.format("state")
@@ -194,6 +198,7 @@ def _service(settings: Settings) -> Data:
             *_mounts("config", read_only=True),
             *(_mounts("tls", read_only=True) if settings.service.tls else []),
             *(_mounts("collector", read_only=True) if HEADERS in needed_files(settings) else []),
+            *(_mounts("admin", read_only=True) if admin_items(settings.admin) else []),
             *_mounts("state", read_only=False),
         ],
     }
@@ -279,12 +284,18 @@ def _volumes(settings: Settings, config: Data) -> list[Data]:
     named = {"name": config["metadata"]["name"], "items": config_items(config)}
     tls, files, collector = tls_items(settings.service), _files(settings), HEADERS in needed_files(settings)
     whole, told = {"secretName": SECRET}, [{"key": HEADERS, "path": COLLECTOR_FILE}]
-    some = _items(files) if tls or collector else {}
+    admin = admin_items(settings.admin)
+    some = _items(files) if tls or collector or admin else {}
     return [
         {"name": _VOLUME.format("config"), "configMap": named},
         *([{"name": _VOLUME.format("files"), "secret": {**whole, **some}}] if files else []),
         *([{"name": _VOLUME.format("tls"), "secret": {**whole, "items": tls}}] if tls else []),
         *([{"name": _VOLUME.format("collector"), "secret": {**whole, "items": told}}] if collector else []),
+        *(
+            [{"name": _VOLUME.format("admin"), "secret": {**whole, "items": admin, "defaultMode": 0o440}}]
+            if admin
+            else []
+        ),
         *([{"name": _VOLUME.format("envoy"), "emptyDir": {"sizeLimit": "64Mi"}}] if _is_packed(config) else []),
         {"name": STATE_VOLUME, "emptyDir": {"sizeLimit": "64Mi"}},
     ]
@@ -292,7 +303,8 @@ def _volumes(settings: Settings, config: Data) -> list[Data]:
 
 def _files(settings: Settings) -> list[str]:
     """Entries of the Secret that only Envoy reads."""
-    return sorted(needed_files(settings).keys() - {HEADERS, *(item["key"] for item in tls_items(settings.service))})
+    others = {item["key"] for item in tls_items(settings.service)}
+    return sorted(entry for entry in needed_files(settings).keys() - others if not is_tidegates(entry))
 
 
 def _items(entries: list[str]) -> Data:
