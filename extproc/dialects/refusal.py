@@ -28,6 +28,8 @@ JITTER = 0.25
 LONGEST_SDK_WAIT_S = 60.0
 FOREVER_S = 366 * 86_400.0  # a wait of more than a year is none that helps
 MAX_DETAIL = 500
+MAX_ID = 128
+"""Characters of a request's id that are sent back; a longer one is not."""
 
 _BUDGETS = frozenset({Reason.SESSION_BUDGET, Reason.SPEND_BUDGET})
 _SERVER_ERROR = 500
@@ -130,7 +132,8 @@ def refuse(
 ) -> tuple[list[tuple[str, str]], bytes]:
     """Write the headers and the JSON body of a refusal.
 
-    now: seconds since the epoch. jitter: a random number from 0 to 1. language: "en" or "zh".
+    request_id: what the client may ask about; SDKs show it with the error. now: seconds since the epoch. jitter: a
+    random number from 0 to 1. language: "en" or "zh".
     """
     wait = _wait(refusal, jitter)
     headers = [("content-type", "application/json"), ("x-tidegate-reason", str(refusal.reason))]
@@ -140,6 +143,8 @@ def refuse(
     again = wait is not None and wait <= LONGEST_SDK_WAIT_S
     headers.append(("x-should-retry", "true" if again else "false"))
     headers += _limits(refusal, now)
+    if request_id and len(request_id) <= MAX_ID and request_id.isascii() and request_id.isprintable():
+        headers.append(("x-request-id", request_id))
     message = message_of(refusal.reason, language, wait)
     if refusal.detail:
         message += f" ({refusal.detail[:MAX_DETAIL]})"

@@ -44,7 +44,16 @@ def test_an_openai_refusal():
         "retry-after": "12",
         "retry-after-ms": "12000",
         "x-should-retry": "true",
+        "x-request-id": "req_1",
     }
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "a\r\nset-cookie: b", "名", "\ud800", "\x7f"])
+def test_an_id_that_is_no_id_is_not_sent_back(name):
+    """Headers are for plain words."""
+    refusal = Refusal(Reason.LANE_FULL, 503, 1.0)
+    headers, _ = refuse(Dialect.OPENAI, refusal, now=NOW, jitter=0.0, request_id=name)
+    assert "x-request-id" not in dict(headers)
 
 
 def test_an_anthropic_refusal():
