@@ -905,14 +905,17 @@ class AdminSettings(Section):
     """
 
     token_file: str | None = None
-    """A bearer token. It is read anew when it changes."""
+    """A bearer token of at least 16 characters. It is read anew when it changes."""
     cert_file: str | None = None
     """With key_file: the console speaks TLS."""
     key_file: str | None = None
     client_ca_file: str | None = None
     """Whoever shows a certificate by this CA may act, too."""
     audit_file: str | None = None
-    """One JSON line for every action; they are in the log, whether this is given or not."""
+    """JSON lines of every action: one before it is done, one with what came of it. They are in the log in any case.
+
+    An action that cannot be written there is not done.
+    """
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
