@@ -16,6 +16,7 @@ from extproc.core.refusal import Reason
 from extproc.core.request import Dialect, Usage
 from extproc.core.runbook import Runbook
 from extproc.telemetry.history import STEP_S, History
+from extproc.telemetry.keys import Place, place_of
 from extproc.telemetry.overview import Seen, overview
 from extproc.telemetry.tally import Tally
 from tests.doubles import HandClock, request
@@ -491,3 +492,35 @@ def test_who_waits_has_waited_until_now(world: World) -> None:
     rows = [{"at": 9_990.0, "state": state, "waited_s": 1.0} for state in ("waiting", "served")]
     assert [one["waited_s"] for one in world.told(rows)["recent"]] == [10.0, 1.0]
     assert len(world.told(rows * 100)["recent"]) == 30
+
+
+def test_when_the_next_goes(world: World) -> None:
+    """In half a second is now; where nobody knows nothing is said."""
+    world.line(next_s=0.3)
+    assert world.binding()["text"].endswith("62 waiting, next now")
+    world.lines[0]["next_s"] = None
+    assert world.binding()["text"].endswith("62 waiting")
+    world.lines[0]["key"] = ""
+    assert world.told()["binding"] == [], "its turn is being looked for"
+
+
+def test_sizes_that_are_kept_away(world: World) -> None:
+    """Only prompts of these go elsewhere."""
+    world.breakers["a"]["sizes_kept_away"] = ["4096-16384"]
+    (notice,) = world.told()["notices"]
+    assert notice["text"] == "a: prompts of 4096-16384 tokens are kept away from it"
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        ("upstream/a/*/total", Place("upstream", "a", "total")),
+        ("upstream/a/meta/llama/x/requests", Place("upstream", "a", "requests", "meta/llama/x")),
+        ("upstream/a/slots", Place("upstream", "a", "slots")),
+        ("tenant/a%2Fb/usd_day", Place("tenant", "a/b", "usd_day")),
+        ("session/t/s/tokens", Place("session", "t/s", "tokens")),
+    ],
+)
+def test_names_of_counters_are_taken_apart(key: str, place: Place) -> None:
+    """Models may have slashes, and names of tenants are quoted."""
+    assert place_of(key) == place
