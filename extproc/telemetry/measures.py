@@ -18,7 +18,7 @@ from extproc.core import events
 from extproc.core.request import Endpoint, Request, Usage
 from extproc.telemetry.catalog import BY_NAME
 from extproc.telemetry.distribution import Distribution
-from extproc.telemetry.places import Places
+from extproc.telemetry.places import OPERATIONS, OTHER, Places
 from extproc.telemetry.top import Top
 
 __all__ = ["Measures"]
@@ -87,7 +87,8 @@ class Measures:
         self.durations: Spread[tuple[str, str]] = Spread("tidegate.request.duration")
         self.estimates: Spread[str] = Spread("tidegate.estimate.ratio")
         self.reservations: Spread[str] = Spread("tidegate.reservation.ratio")
-        self.served: dict[tuple[str, str, Endpoint], Served] = {}
+        self.served: dict[tuple[str, str, str], Served] = {}
+        """By upstream, model and operation, as they are told: several endpoints are one operation."""
         self.refused: Counter[tuple[str, str]] = Counter()
         self.attempts: Counter[tuple[str, str]] = Counter()
         self.failovers: Counter[tuple[str, str]] = Counter()
@@ -168,8 +169,8 @@ class Measures:
 
     def _at_upstream(self, event: events.Settled, took_s: float | None, trace: str, *, well: bool) -> None:
         request, upstream, usage = event.request, event.asked, event.usage
-        key = (upstream, request.model, request.endpoint)
-        served = self.served.get(key) or self._served(key)
+        key = (upstream, request.model, OPERATIONS.get(request.endpoint, OTHER))
+        served = self.served.get(key) or self._served(key, request.endpoint)
         if took_s is not None:
             served.durations["" if well else _error(event)].record(took_s, trace)
         first_s = event.first_token_s if well and request.stream else None
@@ -194,10 +195,10 @@ class Measures:
             self.reserved[upstream] += size.total
             self.reservations[request.lane].record((usage.input + usage.output) / size.total, trace)
 
-    def _served(self, key: tuple[str, str, Endpoint]) -> Served:
+    def _served(self, key: tuple[str, str, str], endpoint: Endpoint) -> Served:
         """Under the name of the model that is told: callers may name any number of others."""
-        upstream, model, endpoint = key
-        key = (upstream, self._places.model(model), endpoint)
+        upstream, model, operation = key
+        key = (upstream, self._places.model(model), operation)
         if (served := self.served.get(key)) is None:
             served = self.served[key] = Served(self._places.attributes(upstream, key[1], endpoint))
         return served

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.core import events
 from extproc.core.refusal import Reason
-from extproc.core.request import Usage
+from extproc.core.request import Endpoint, Usage
 from extproc.telemetry.catalog import BY_NAME, METRICS, Kind
 from extproc.telemetry.measures import MOST_MOVED
 from extproc.telemetry.metrics import OPEN_TYPE, TEXT_TYPE, Metrics, wants_open
@@ -216,6 +216,22 @@ def test_an_upstream_that_came_second_is_not_blamed_for_the_first() -> None:
     [served] = [of for (upstream, *_), of in beside.measures.served.items() if upstream == "local"]
     assert served.durations[""].shown().sum == pytest.approx(5.5)
     assert served.each.shown().sum == pytest.approx(0.5)
+
+
+def test_one_operation_that_is_asked_for_at_several_endpoints_is_counted_whole() -> None:
+    """Chat completions, responses and messages are all `chat` of one model at one upstream: one distribution."""
+    beside = meter()
+    before = beside.measures.served["backup", "gpt-5", "chat"].input.shown()
+    for endpoint in (Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES, Endpoint.COUNT_TOKENS, Endpoint.OTHER):
+        one = streamed(endpoint=endpoint)
+        beside(events.Settled(one, "backup", 1, 200, Usage(7, 2), 0.0, 0.5, 1.5, asked="backup"))
+    usage = families(beside.page(told())[0])["gen_ai_client_token_usage"].samples
+    inputs = [one for one in usage if one.labels["gen_ai_token_type"] == "input" and one.name.endswith("_sum")]
+    assert {one.labels["gen_ai_operation_name"]: one.value for one in inputs} == {
+        "chat": before.sum + 21,
+        "count_tokens": 7,
+        "other": 7,
+    }
 
 
 def test_requests_that_went_on_and_never_end_are_forgotten() -> None:
