@@ -12,9 +12,10 @@ import httpx
 import pytest
 import trustme
 
+from extproc.check import advice, validate
 from extproc.console import proof
 from extproc.console.proof import NOBODY, TokenError
-from extproc.settings import AdminSettings, SettingsError
+from extproc.settings import AdminSettings, SettingsError, load
 from tests.console.world import PROOF, TOKEN, World, by_token, client, served
 
 ACTIONS = [
@@ -179,6 +180,14 @@ async def test_files_that_cannot_be_used_keep_it_from_starting(tmp_path: Path) -
         with pytest.raises(SettingsError, match=words):
             async with served(World(), admin):
                 pass
+
+
+def test_check_names_the_files_of_admin_too(tmp_path: Path) -> None:
+    """Beside all others that cannot be read."""
+    with pytest.raises(SettingsError, match=r"^admin\.token_file: .*gone: No such file"):
+        validate(load(None, {"TIDEGATE__ADMIN__TOKEN_FILE": str(tmp_path / "gone")}))
+    noted = [*advice(load(None, {"TIDEGATE__SERVICE__CONSOLE": "0.0.0.0:10004"}))]
+    assert any("nobody may read it without admin.token_file" in line for line in noted)
 
 
 def test_what_is_worth_saying(tmp_path: Path) -> None:
