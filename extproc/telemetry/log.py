@@ -105,7 +105,7 @@ class Logging:
         if isinstance(event, events.LeverMoved) and event.action in LOUD:
             level = logging.ERROR
         if level is not None and log.isEnabledFor(level):
-            log.log(level, type(event).__name__, extra={"event": self._about(event) | _words(event)})
+            log.log(level, type(event).__name__, extra={"event": _words(event) | self._about(event)})
 
     def ended(self, dossier: Dossier) -> None:
         """Write the line of a decision, if it is one that is asked about."""
@@ -163,7 +163,7 @@ class JsonLines(logging.Formatter):
         """The line for one record."""
         line = {"time": round(record.created, 3), "level": record.levelname.lower(), "message": record.getMessage()}
         told = getattr(record, "event", {})
-        line = {name: told[name] if name in PLAIN else plain(told[name]) for name in told} | line
+        line |= {name: told[name] if name in PLAIN else plain(told[name]) for name in told if name not in line}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)

@@ -115,6 +115,15 @@ def upstream(**more: Any) -> dict[str, Any]:
 FAST = {"first_token_s": 0.01, "output_tokens_per_s": 2000, "burst_s": 100_000, "tokens_per_event": 1}
 
 
+def test_the_log_begins_with_where_it_serves(shared: Stack) -> None:
+    """And by which config."""
+    service = shared.settings.service
+    lines = [json.loads(line) for line in (shared.workdir / "service.log").read_text("utf-8").splitlines()]
+    told = next(line for line in lines if line["message"] == "serves")
+    assert (told["level"], told["address"], told["console"]) == ("info", service.address, service.console)
+    assert (told["profile"], told["config"]) == (shared.settings.gateway.profile, shared.state()["config"]["version"])
+
+
 def half_full(file: Any, upstreams: Mapping[str, Any]) -> None:
     """Let the service find all buckets half full."""
     kinds = ("total", "input", "output", "requests")
