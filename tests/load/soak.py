@@ -172,9 +172,18 @@ class Caller:
 class Soak:
     """The run. `tell` gets lines to print."""
 
-    def __init__(self, requests: int, names: int, tell: Callable[[str], None], *, trace: bool = False) -> None:
+    def __init__(
+        self,
+        requests: int,
+        names: int,
+        tell: Callable[[str], None],
+        *,
+        trace: bool = False,
+        samples: int = SAMPLES,
+    ) -> None:
         """Use `run`."""
         self._requests, self._names, self._tell, self._trace = requests, names, tell, trace
+        self._parts = samples
         self._rng = random.Random(7)
         self._order = list(range(names))
         self._next = 0
@@ -191,13 +200,13 @@ class Soak:
         gc.unfreeze()  # so that everything is counted that there is
         before: tracemalloc.Snapshot | None = None
         try:
-            for part in range(1, SAMPLES + 1):
-                await self._until(service, self._requests * part // SAMPLES)
+            for part in range(1, self._parts + 1):
+                await self._until(service, self._requests * part // self._parts)
                 await self._read(service)
                 self._sample()
-                if self._trace and part == SAMPLES // 2:
+                if self._trace and part == self._parts // 2:
                     tracemalloc.start(8)
-                    await self._until(service, self._requests * part // SAMPLES + 500)
+                    await self._until(service, self._requests * part // self._parts + 500)
                     before = tracemalloc.take_snapshot()
             if before is not None:
                 self._tell_grown(before)
