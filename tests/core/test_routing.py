@@ -18,6 +18,7 @@ from extproc.core.request import Ability, Dialect, Endpoint, Size
 from extproc.core.routing import (
     affordable,
     askable,
+    breaker_key,
     claims,
     dollars_lack,
     eligible,
@@ -28,6 +29,8 @@ from extproc.core.routing import (
     matches,
     options,
     order,
+    out_key,
+    paused_key,
     priorities,
     reserve_of,
     route_of,
@@ -473,3 +476,12 @@ def test_who_cannot_serve_is_told_with_the_first_of_its_reasons() -> None:
     pinned = unable(rules, route, Dialect.OPENAI, "m", Size(1, 1), "wide")
     assert pinned == tuple(PassedOver(name, Why.PINNED) for name in ("openai", "plain", "small"))
     assert eligible(rules, route, *about, None, needs) == ("wide",)
+
+
+def test_what_is_no_counter_has_a_name_beside_them() -> None:
+    """So that a request can be told to wait for it."""
+    assert [breaker_key("a"), out_key("a"), paused_key("P1")] == [
+        "upstream/a/breaker",
+        "upstream/a/out",
+        "lane/P1/paused",
+    ]
