@@ -15,6 +15,7 @@ from extproc.core.breaker import Evidence, Outcome, Signal
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.capacity import Claim
+from extproc.core.events import Why
 from extproc.core.flight import Flight
 from extproc.core.identity import Caller
 from extproc.core.orders import cutter
@@ -428,3 +429,44 @@ def test_an_upstream_that_it_must_not_go_to_is_none_to_wait_for() -> None:
     gate.capacity.levels()["upstream/b/usd_day"] = Budget(9.0, used=9.0)
     departure = gate.depart(BODY, costless="a")
     assert (departure.order, departure.fail_retry_s) == (("a",), 50)
+
+
+def why_not(gate: Gate, order: str, costless: str | None = None, **asks: Any) -> dict[str, tuple[Any, ...]]:
+    """Of each upstream that was passed over, why, for want of what, and whether it stands behind."""
+    asked = request(lane="P0", route="0:m", **asks)
+    prices = {name: claims(upstream, "m", asked.size, Endpoint.CHAT) for name, upstream in gate.upstreams.items()}
+    for name in gate.upstreams if costless is not None else ():
+        prices[name] += () if name in costless else (Claim(f"upstream/{name}/usd_day", 1.0),)
+    wants = Wants(tuple(gate.upstreams), prices, costless=None if costless is None else frozenset(costless))
+    found = gate.dispatch.passed_over(asked, wants, tuple(order))
+    return {one.upstream: (one.why, one.keys, one.behind) for one in found}
+
+
+def test_why_others_were_passed_over_is_told_as_it_was_at_that_moment() -> None:
+    """For want of room; because one before it had none; because it answers such prompts badly; and who had room by
+    then. Nothing is told where the whole chain stands in its order.
+    """
+    gate = Gate(*(engine(name, "vllm", told=False) for name in "abcd"))
+    levels = gate.capacity.levels()
+    assert why_not(gate, "abcd") == {}
+    levels["upstream/c/slots"] = Slots(1, used=1)
+    full = (Why.NO_ROOM, ("upstream/c/slots",), False)
+    assert why_not(gate, "ab") == {"c": full, "d": (Why.BEHIND, (), False)}
+    gate.unfit = {"a"}
+    assert why_not(gate, "bd") == {"a": (Why.SIZES, (), False), "c": full}
+    assert why_not(gate, "bda") == {"a": (Why.SIZES, (), True), "c": full}
+    gate.unfit = set()
+    assert why_not(gate, "bd") == {"a": (Why.BUSY, (), False), "c": full}
+    assert why_not(gate, "") == dict.fromkeys("abd", (Why.TURN, (), False)) | {"c": full}
+    gate.breakers.trip("b", "sick")
+    assert why_not(gate, "a")["b"] == (Why.BREAKER, (), False)
+    levels["upstream/d/usd_day"] = Budget(0.5)
+    assert why_not(gate, "a", costless="abc")["d"] == (Why.DOLLARS, ("upstream/d/usd_day",), False)
+
+
+def test_an_order_that_envoy_was_not_told_is_why_others_do_not_stand_in_it() -> None:
+    """Where nobody lacks room."""
+    gate = Gate(*(engine(name, "vllm", told=False) for name in "abc"), cut=lambda order: order[:1])
+    assert why_not(gate, "a") == {"b": (Why.ORDER, (), False), "c": (Why.ORDER, (), False)}
+    gate.capacity.levels()["upstream/b/slots"] = Slots(1, used=1)
+    assert why_not(gate, "a")["c"] == (Why.BEHIND, (), False)
