@@ -8,6 +8,7 @@ watches is told so, and whoever does not go is cut off.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
@@ -26,6 +27,8 @@ from extproc.console.tls import context_of, subject_of
 from extproc.settings import AdminSettings, SettingsError
 
 __all__ = ["Console", "serve"]
+
+log = logging.getLogger("tidegate")
 
 HEAD_S = 5.0
 """So long the head of a request may take to come, and a client of TLS to shake hands."""
@@ -68,6 +71,8 @@ async def serve(address: str, sources: Sources, admin: AdminSettings | None = No
     admin = admin or AdminSettings()
     if wrong := [*proof.problems(admin)]:
         raise SettingsError(wrong)
+    for line in proof.notes(admin, address):
+        log.warning("%s", line)
     context = context_of(admin)
     overviews = None if sources.overview is None else Overviews(sources.overview)
     desk = Desk(sources, proof.Proof(admin), Audit(admin.audit_file), overviews, address)

@@ -190,6 +190,17 @@ def test_check_names_the_files_of_admin_too(tmp_path: Path) -> None:
     assert any("nobody may read it without admin.token_file" in line for line in noted)
 
 
+async def test_a_token_that_others_may_read_is_warned_of_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `check` does; it is used all the same."""
+    admin = by_token(tmp_path)
+    (tmp_path / "token").chmod(0o644)
+    async with served(World(), admin) as (address, _), client(f"http://{address}", headers=PROOF) as http:
+        assert (await http.post("/api/v1/drain")).status_code == 200
+    assert "may be read by everybody" in caplog.text
+
+
 def test_what_is_worth_saying(tmp_path: Path) -> None:
     """A token that everybody on the machine may read; a console that others reach, without proof or in the clear."""
     admin = by_token(tmp_path)
