@@ -195,7 +195,7 @@ class History:
         return _sum(heard.waits.get(lane) for heard in (*self._heard, self._now))
 
     def firsts(self, upstream: str) -> Classes:
-        """How long first tokens of this upstream took in the last minutes."""
+        """How long first tokens of this upstream's streams took in the last minutes."""
         return _sum(heard.firsts.get(upstream) for heard in (*self._heard, self._now))
 
     def drift(self, least: int = 1) -> float | None:
@@ -233,7 +233,7 @@ class History:
         _note(self._now.waits, event.request.lane, event.waited_s)
 
     def _settled(self, event: events.Settled) -> None:
-        if event.first_token_s is not None and event.upstream:
+        if event.request.stream and event.first_token_s is not None and event.upstream:
             _note(self._now.firsts, event.upstream, event.first_token_s)
         if event.usage is not None and event.usage.input:
             self._now.estimated += event.request.size_at(event.upstream).input

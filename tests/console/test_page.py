@@ -460,6 +460,24 @@ def test_draws_the_last_hour(page: Page) -> None:
         expect(page.locator(".legend button").first).to_have_attribute("aria-pressed", "false")
 
 
+def test_draws_what_was_measured_once(page: Page) -> None:
+    """A value between gaps is a dot: with little traffic most are alone, and a line of one point is none."""
+    lonely = history(names=("P0",))
+    lonely["lanes"]["P0"]["wait_p95_s"] = [0.7 if at == 30 else None for at in range(60)]
+    with pretend(told("calm"), history=lonely) as server:
+        see(page, server)
+        chart = page.locator("#charts figure").nth(3)
+        chart.locator("canvas").wait_for()
+        colour = chart.locator(".swatch").evaluate("(swatch) => getComputedStyle(swatch).color")
+        red, green, blue = map(int, re.findall(r"\d+", colour)[:3])
+        painted = f"""(canvas) => {{
+            const {{ data }} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            return data.filter((byte, at) => at % 4 === 0 && byte === {red} && data[at + 1] === {green}
+                && data[at + 2] === {blue} && data[at + 3] === 255).length;
+        }}"""
+        assert 4 <= chart.locator("canvas").evaluate(painted) <= 100
+
+
 def test_is_light_or_dark(page: Page) -> None:
     """It follows the system until the switch says otherwise, which is remembered; words stand out in both."""
     ground = "getComputedStyle(document.body).backgroundColor"

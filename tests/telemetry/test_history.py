@@ -165,6 +165,8 @@ def test_own_limits_are_told_by_tenant(world: World) -> None:
 def test_first_tokens_by_upstream(world: World) -> None:
     """Of those that streamed and were served."""
     world.hear(Settled(request(), "a", 1, 200, None, 0.0, first_token_s=0.5))
+    whole = Settled(request(stream=False), "a", 1, 200, None, 0.0, first_token_s=9.0)  # its first byte is its last
+    world.hear(*[whole] * 9)
     world.hear(Settled(request(), "", 1, 503, None, 0.0), Settled(request(), "a", 1, 200, None, 0.0))
     assert percentile(world.history.firsts("a"), 0.5) == pytest.approx(0.5, rel=0.1)
     assert world.history.firsts("") == {}

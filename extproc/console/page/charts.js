@@ -107,13 +107,21 @@ function options(chart, series, items, place, figure, shades) {
       { ...axis, size: 58, space: 30, ...(chart.incrs ? { incrs: chart.incrs } : {}), values: (_, splits) => splits.map((value) => chart.value(value)) },
     ],
     series: [{}, ...series.map((one, i) => ({
-      label: one.label, stroke: () => ink(items[i].swatch), width: 1.75, dash: DASHES[one.dash ?? one.slot % MOST], points: { show: false }, spanGaps: false,
+      label: one.label, stroke: () => ink(items[i].swatch), width: 1.75, dash: DASHES[one.dash ?? one.slot % MOST], spanGaps: false,
+      points: { show: false, filter: alone, size: 5, fill: () => ink(items[i].swatch) },
     }))],
     hooks: {
       drawClear: [(plot) => paint(plot, shades.spans, ink(figure.querySelector(".shade")))],
       setCursor: [(plot) => values(chart, plot, items, figure)], setData: [(plot) => values(chart, plot, items, figure)],
     },
   };
+}
+
+/** Where a value stands between gaps: a line has no length there, so that a dot is drawn. */
+function alone({ data }, i) {
+  const known = (at) => typeof data[i][at] === "number";
+  const found = data[i].map((_, at) => at).filter((at) => known(at) && !known(at - 1) && !known(at + 1));
+  return found.length ? found : null;
 }
 
 function paint({ ctx, bbox, valToPos }, spans, colour) {
