@@ -275,7 +275,7 @@ class Service:
     async def overview(self) -> dict[str, Any]:
         """What page, terminal and bundle show. The console asks for it at most once a second, while somebody looks."""
         now = self.clock.time()
-        rests = {name: breaker.rests_until for name, breaker in self.breakers.by_name.items()}
+        rests = {name: self.breakers.rests_until(name) for name in self.breakers.by_name}
         in_line = standing(self.limiter, self.capacity.levels(), now, rests)
         at, newest = time.time(), [summary(one) for one in self.dossiers.newest(MOST_RECENT)]
         return overview(Seen(at, VERSION, now - self._began, self.state(), in_line, self.policy, self.history, newest))

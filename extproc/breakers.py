@@ -99,7 +99,7 @@ class Breakers:
 
         It is past while one is tried, or takes traffic back by and by.
         """
-        return min(map(self._rests_until, upstreams), default=inf)
+        return min(map(self.rests_until, upstreams), default=inf)
 
     def rest_s(self, upstreams: tuple[str, ...]) -> float:
         """Seconds until the first of these may be tried: what is left of its rest, or all of it if it opened now."""
@@ -191,7 +191,8 @@ class Breakers:
             told[name] = one
         return told
 
-    def _rests_until(self, upstream: str) -> float:
+    def rests_until(self, upstream: str) -> float:
+        """When it may be tried, on the clock; infinite while it is closed, or out for good."""
         breaker, out = self.by_name[upstream], self.out.get(upstream)
         if out is None:
             return breaker.rests_until

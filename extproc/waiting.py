@@ -31,7 +31,7 @@ MOST_LINES, FORECAST = 200, 20
 def standing(limiter: Limiter, store: Store, now: float, rests_until: Mapping[str, float]) -> dict[str, Any]:
     """Lines and tenants as plain data. Times are seconds from now, None where nobody can know.
 
-    rests_until: of upstreams whose breaker keeps users away, when that ends, on the clock.
+    rests_until: of upstreams whose breaker, or an operator, keeps users away, when that ends, on the clock.
     """
     return {
         "lines": _lines(limiter, store, now, rests_until),
@@ -82,7 +82,7 @@ def _line(
         "key": key,
         "behind": bool(options) and free_s == 0.0,
         "next_s": _next_s(limiter.until_turn_s(waiter) if forecast else 0.0, free_s),
-        "newcomer_s": _known(limiter.newcomer_s(heaviest.first(lifo=False))) if forecast else None,
+        "newcomer_s": _next_s(limiter.newcomer_s(heaviest.first(lifo=False)), free_s) if forecast else None,
         "requests": line.backlog.requests,
         "tokens": line.backlog.tokens,
         "needs": _needs(options, key),
@@ -93,7 +93,7 @@ def _line(
 
 
 def _next_s(turn_s: float, free_s: float) -> float | None:
-    """Seconds until the first of a line goes: its forecast, and not before the counter has enough.
+    """Seconds until somebody of a line goes: the forecast, and not before the counter has enough.
 
     Where only a release can help the forecast alone is known, and of that no wait means that nobody knows.
     """
@@ -120,9 +120,10 @@ def _binding(
 
 
 def _away(chain: Iterable[str], rests_until: Mapping[str, float], now: float) -> tuple[str, float]:
-    """Nobody may be asked: the breaker that lets somebody try first."""
-    until, name = min(((rests_until.get(name, inf), name) for name in chain), default=(inf, ""))
-    return breaker_key(name) if name else "", max(0.0, until - now)
+    """Nobody may be asked: the breaker that lets somebody try first; the first of the chain where nobody knows."""
+    until = {name: rests_until.get(name, inf) for name in chain}
+    name = min(until, key=lambda one: until[one], default="")
+    return breaker_key(name) if name else "", max(0.0, until.get(name, inf) - now)
 
 
 def _needs(options: Iterable[Option], key: str) -> float | None:

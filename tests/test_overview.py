@@ -68,6 +68,30 @@ def test_who_waits_and_for_what() -> None:
     play(scenario)
 
 
+def test_where_all_are_out_that_is_told_which_comes_back_first() -> None:
+    """Not the first by name: nobody knows when one comes back that is out until it is undone."""
+    both = changed("routes", [{"models": ["m"], "chain": ["a", "b"], "acknowledge_unowned": True}])
+
+    async def scenario(_: VirtualLoop) -> None:
+        bench = Watched(both)
+        await bench.service.levers.take_out("a")
+        await bench.service.levers.take_out("b", 10.0)
+        waiting = bench.send("w", stays_s=0.1)
+        await asyncio.sleep(1.0)
+        (binding,) = (await bench.look())["binding"]
+        assert (binding["key"], binding["text"]) == (
+            "upstream/b/breaker",
+            "P1 waits for b, which is out: 1 waiting, next in 9 s",
+        )
+        assert "b was taken out by an operator: put it back" in binding["help"]
+        await asyncio.sleep(10.0)
+        assert (await bench.look())["status"] == "ok"
+        await waiting.task
+        await bench.stop()
+
+    play(scenario)
+
+
 def test_the_last_hour_is_kept() -> None:
     """In steps, whether somebody looks or not."""
 

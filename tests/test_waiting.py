@@ -99,8 +99,10 @@ def test_places_come_back_when_they_do() -> None:
         await settle()
         (line,) = told(bench)["lines"]
         assert (line["key"], line["next_s"], line["needs"]) == ("upstream/a/slots", None, 1.0)
+        assert line["newcomer_s"] is None  # not 0: who comes now waits, too
         bench.pace.learn_hold("a", 8.0)
         assert told(bench)["lines"][0]["next_s"] == pytest.approx(2.0)
+        assert told(bench)["lines"][0]["newcomer_s"] >= 2.0
         await ended(bench, task)
 
     play(scenario)
@@ -136,6 +138,7 @@ def test_with_every_breaker_open_it_waits_for_the_first_that_may_be_tried() -> N
         assert (line["key"], line["asked"], line["next_s"]) == ("upstream/b/breaker", [], pytest.approx(5.0))
         bench.probe_at = inf
         assert told(bench, {"a": inf, "b": inf})["lines"][0]["next_s"] is None
+        assert told(bench, {"a": inf, "b": inf})["lines"][0]["key"] == "upstream/a/breaker"
         await ended(bench, task)
 
     play(scenario)

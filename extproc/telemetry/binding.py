@@ -59,7 +59,7 @@ def _waits(seen: Seen, lane: str, key: str, lines: list[Line]) -> dict[str, Any]
 def _what(seen: Seen, key: str) -> str:
     counter, place = seen.state["counters"].get(key, {}), place_of(key)
     if place.kind == "breaker":
-        return f"{place.name}, which rests"
+        return f"{place.name}, which {'is out' if seen.lever('upstreams', place.name, 'out') else 'rests'}"
     if counter.get("closed_s"):
         return f"the pause that {place.name} asked for ({key_words(key)})"
     return key_words(key)
@@ -182,7 +182,7 @@ def _chain(seen: Seen, key: str, line: Line) -> str:
     if serving and lane is not None and lane.when_busy is WhenBusy.HOLD:
         return f"{lane.name} holds for its first choice; when_busy: spill would let it go to {serving[0]}"
     shut = [name for name in others if not seen.serves(name)]
-    return f"{', '.join(shut)} of its chain is away" if shut else ""
+    return f"{', '.join(shut)} of its chain {'is' if len(shut) == 1 else 'are'} away" if shut else ""
 
 
 def _paused(seen: Seen) -> Iterator[dict[str, Any]]:

@@ -289,6 +289,7 @@ def test_hint_breaker(world: World) -> None:
     assert "no other upstream serves m: one more in its chain would" in told
     world.levers(upstreams={"a": {"out": True, "until": None}})
     assert "a was taken out by an operator: put it back" in world.binding()["help"]
+    assert world.binding()["text"].startswith("P1 waits for a, which is out: ")
 
 
 def test_paused_lanes_bind(world: World) -> None:
