@@ -13,59 +13,40 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from importlib import metadata
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvloop
 
 from extproc import tokens
 from extproc.admission import Admission
 from extproc.console import server as console
-from extproc.console import state
-from extproc.console.sources import Sources
-from extproc.core.events import Event
 from extproc.core.identity import Directory
-from extproc.core.lanes import Queue
 from extproc.core.orders import cutter
 from extproc.dispatch import Dispatch, Outlook, Timing
 from extproc.examination import Examination
 from extproc.handler import Handler
 from extproc.levers import Drainage, Levers
-from extproc.ports import Exchange, Observer, Record
+from extproc.ports import Exchange, Record
 from extproc.probes.canary import Canary, Target
 from extproc.probes.engines import Engines
 from extproc.reception import Reception, SessionRules
 from extproc.reloading import Reloading
 from extproc.settings import Settings, SettingsError
-from extproc.settings.public import public
 from extproc.shared import levels
-from extproc.telemetry.dossiers import Dossiers
-from extproc.telemetry.explain import explain, summary
-from extproc.telemetry.history import STEP_S, History
-from extproc.telemetry.log import JsonLines, Logging, level_of
-from extproc.telemetry.meter import Meter
-from extproc.telemetry.overview import MOST_RECENT, Seen, overview
-from extproc.telemetry.places import Places
-from extproc.telemetry.sampling import NONE, Sampling
-from extproc.telemetry.tally import Tally
-from extproc.waiting import oldest_s, standing
+from extproc.sight import Listeners, Sight, traced
+from extproc.telemetry.log import JsonLines, level_of
 from extproc.watchdog import Watchdog
 from extproc.wire.classic import Silence
 from extproc.wire.server import Server
 from extproc.wire.sockets import SocketError, UnixSocket
 from extproc.wording import Wording
 
-if TYPE_CHECKING:
-    from extproc.telemetry.traces import Traces
-
 __all__ = ["Service", "run"]
 
 log = logging.getLogger("tidegate")
 
-VERSION = metadata.version("tidegate")
 LEAVE_S = 4.5
 """After so long Envoy asks nobody who says that it leaves: two checks, a second apart, may take two seconds each."""
 
@@ -101,24 +82,15 @@ class Service:
     def __init__(self, settings: Settings, path: Path | None = None, *, telemetry: bool = True) -> None:
         """Build everything; nothing is served before `start`. path: the file that the settings are from.
 
-        telemetry: whether requests are measured, remembered and logged at all; without it only counts are kept, so that
-        what it costs can be measured. OtlpError where the collector's headers cannot be read.
+        telemetry: see Listeners. OtlpError where the collector's headers cannot be read.
         """
         self.settings = settings
         self.policy = policy = settings.policy()
         self.clock = clock = asyncio.get_running_loop()
-        self.dossiers = Dossiers(settings.telemetry.requests, clock.time)
-        self.sampled = Sampling(settings.telemetry.trace_sample) if _traces(settings) else NONE
-        level = level_of(os.environ)
-        self.logging = Logging(settings.telemetry.log, self.dossiers, override=level, trace=self.sampled)
-        self.tally, self.history = Tally(), History(clock.time)
-        self._began = clock.time()
         rank = settings.service.rank
         self.process = secrets.token_hex(6) if rank is None else f"{rank}-{secrets.token_hex(6)}"
-        self.meter = Meter(settings, clock.time, self.process, self.sampled)
-        listeners: tuple[Observer, ...] = (self.dossiers, self.meter, self.logging, self.history) if telemetry else ()
-        self._listeners: tuple[Observer, ...] = (self.tally, *listeners)
-        self._traces = self._tracing(self.sampled) if isinstance(self.sampled, Sampling) else None
+        self.listeners = Listeners(settings, clock.time, self.process, telemetry=telemetry)
+        self.observe = self.listeners.observe
         self.admission = admission = Admission(
             policy,
             clock,
@@ -138,6 +110,7 @@ class Service:
         self.handler = self._handler()
         self.reloading = Reloading(settings, path, _preload, self._follow)
         self.levers = Levers(admission, self.reloading, Drainage(self._drain, self._undrain), self.observe)
+        self.sight = Sight(settings, clock.time, self.listeners, admission, self.reloading, self.levers)
         self.server = _server(settings, self.handler, admission.hear)
         self._watchdog = Watchdog(settings.service.watchdog_s)
         self._tasks: list[asyncio.Task[Any]] = []
@@ -153,7 +126,7 @@ class Service:
         settings = self.settings
         await self.clock.run_in_executor(self._executor, _preload, settings)
         try:
-            self._console = await console.serve(settings.service.console, self._sources(), settings.admin)
+            self._console = await console.serve(settings.service.console, self.sight.sources(), settings.admin)
         except OSError as error:
             raise SocketError(f"service.console: {error.strerror}") from None
         await self.server.start()
@@ -169,10 +142,9 @@ class Service:
             self.admission.rates,
         )
         duties = (self.limiter.run(), self._sweep(), self._canary.run(), self._watchdog.beat(), self._ramp())
-        tracing = [self._traces.run()] if self._traces else []
-        watching = (self.reloading.run(), self.meter.watch(), self._remember(), *tracing)
+        watching = (self.reloading.run(), self.sight.remember(), *self.listeners.duties())
         self._tasks = [_duty(work) for work in (*duties, *watching)]
-        self.meter.start(self.state)
+        self.listeners.meter.start(self.sight.state)
         self._engines = self._watch_engines()
 
     async def drain(self) -> None:
@@ -210,33 +182,10 @@ class Service:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._watchdog.stop()
         self._save_levels()
-        await asyncio.gather(self.meter.stop(), *([self._traces.close()] if self._traces else []))
+        await self.listeners.stop()
         if self._console is not None:
             await self._console.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def observe(self, event: Event) -> None:
-        """Tell every listener."""
-        for hear in self._listeners:
-            hear(event)
-
-    def state(self) -> dict[str, Any]:
-        """Everything an operator or a test may want to see, as plain data."""
-        now = self.clock.time()
-        return {
-            **state.describe(self.lanes, self.capacity.levels(), now, self.admission.durable()),
-            "breakers": self.breakers.state(),
-            "pacing": self.admission.pacing.state(),
-            "flying": len(self.flights),
-            "unsettled": self.flights.unsettled,
-            "draining": self.limiter.draining,
-            "config": self.reloading.told.state(),
-            "callers": self.admission.allowances.state(),
-            "tally": self.tally.snapshot(),
-            "lanes": {name: _lane(queue, now) for name, queue in self.lanes.queues.items()},
-            **self.meter.state(),
-            "levers": self.levers.state(),
-        }
 
     def about(self) -> dict[str, Any]:
         """Where it serves, and by which config."""
@@ -245,49 +194,6 @@ class Service:
         address = service.socket_path or service.address
         return {"address": address, "console": service.console, "profile": gateway.profile, "config": config}
 
-    def explain(self, name: str) -> dict[str, Any] | None:
-        """All that is known of a request, by its id or ticket; None when nothing is, or nothing any more."""
-        dossier = self.dossiers.of(name)
-        if dossier is None:
-            return None
-        request = dossier.request
-        waits = dossier.state == "waiting" and request is not None
-        standing = self.limiter.standing(request) if request and waits else None
-        trace = self.sampled(request) if request else ""
-        return explain(dossier, asdict(standing) if standing else None, self.clock.time(), trace)
-
-    def _sources(self) -> Sources:
-        """What the console shows and has done."""
-        return Sources(
-            state=self.state,
-            metrics=self.meter.page,
-            sessions=self.admission.allowances,
-            operations=self.levers,
-            explain=self.explain,
-            requests=lambda **wanted: [summary(one) for one in self.dossiers.newest(**wanted)],
-            log=self.logging.state,
-            set_log=self.logging.set_log,
-            overview=self.overview,
-            history=self.history.told,
-            config=lambda: public(self.settings),
-        )
-
-    async def overview(self) -> dict[str, Any]:
-        """What page, terminal and bundle show. The console asks for it at most once a second, while somebody looks."""
-        now = self.clock.time()
-        rests = {name: self.breakers.rests_until(name) for name in self.breakers.by_name}
-        in_line = standing(self.limiter, self.capacity.levels(), now, rests)
-        at, newest = time.time(), [summary(one) for one in self.dossiers.newest(MOST_RECENT)]
-        return overview(Seen(at, VERSION, now - self._began, self.state(), in_line, self.policy, self.history, newest))
-
-    async def _remember(self) -> None:
-        """Keep what the last seconds were like, for charts and rates."""
-        while True:
-            await asyncio.sleep(STEP_S)
-            counted = state.describe(self.lanes, self.admission.durable(), self.clock.time())
-            more = {"breakers": self.breakers.state(), "tally": self.tally.snapshot()}
-            self.history.step(counted | more)
-
     async def _follow(self, settings: Settings) -> None:
         """Go by other settings from now on, in one step: nobody sees half of it. Crowds follow one after the other."""
         watched = {name: upstream.kv for name, upstream in self.settings.upstreams.items()}
@@ -295,10 +201,8 @@ class Service:
             settings.policy(), grace_s=settings.service.record_grace_s, calibrate=settings.tokens.calibrate
         )
         self.settings = settings
-        self.logging.follow(settings.telemetry.log)
-        self.meter.follow(settings)
-        if self._traces is not None:
-            self._traces.follow(Places.of(settings))
+        self.listeners.follow(settings)
+        self.sight.follow(settings)
         self.handler.follow(*self._desk())
         if self._canary is not None:
             self._canary.follow(self._targets())
@@ -306,16 +210,6 @@ class Service:
             self._engines.cancel()
             self._engines = self._watch_engines()
         await self.admission.catch_up()
-
-    def _tracing(self, sampling: Sampling) -> Traces:
-        """Spans are made from here on. Their library is loaded only where they are. OtlpError for unusable headers."""
-        from extproc.telemetry.traces import Sending, Traces  # noqa: PLC0415 - see there
-
-        otlp = self.settings.telemetry.otlp
-        assert otlp is not None  # noqa: S101 - who asks has looked
-        traces = Traces(sampling, Places.of(self.settings), Sending(otlp), self.clock.time, self.process)
-        self.dossiers.ended.append(traces.hear)
-        return traces
 
     def _targets(self) -> dict[str, Target]:
         settings = self.settings
@@ -414,19 +308,8 @@ def _server(
         tls=service.tls,
         socket=UnixSocket(path, service.socket_mode, service.socket_group) if path else None,
         health=service.health,
-        traced=_traces(settings),
+        traced=traced(settings),
     )
-
-
-def _traces(settings: Settings) -> bool:
-    """Whether anybody takes traces."""
-    return settings.telemetry.otlp is not None and settings.telemetry.otlp.traces
-
-
-def _lane(queue: Queue, now: float) -> dict[str, float | None]:
-    rule, oldest = queue.rule, oldest_s(queue, now)
-    bounds = {"max_requests": rule.max_requests, "max_tokens": rule.max_tokens, "max_bytes": rule.max_bytes}
-    return bounds | {"oldest_s": oldest}
 
 
 def _known_levels(settings: Settings) -> Mapping[str, tuple[float, float]]:

@@ -25,11 +25,11 @@ class Watched(Bench):
 
     def __init__(self, raw: dict[str, Any] = ONE_AT_A_TIME) -> None:
         super().__init__(raw)
-        self.duties.append(asyncio.create_task(self.service._remember()))
+        self.duties.append(asyncio.create_task(self.service.sight.remember()))
 
     async def look(self) -> dict[str, Any]:
         """The overview, as a client reads it."""
-        told: dict[str, Any] = json.loads(json.dumps(await self.service.overview(), allow_nan=False))
+        told: dict[str, Any] = json.loads(json.dumps(await self.service.sight.overview(), allow_nan=False))
         return told
 
 
@@ -103,7 +103,7 @@ def test_the_last_hour_is_kept() -> None:
         await bench.send("b", stays_s=0.1).task
         await bench.send("c", stays_s=0.1).task
         await asyncio.sleep(STEP_S)
-        told = bench.service.history.told()
+        told = bench.service.listeners.history.told()
         assert told["lanes"]["P1"]["admitted"] == [1, 2]
         assert told["upstreams"]["a"]["state"] == ["closed", "closed"]
         await bench.stop()
