@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path
+from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -56,7 +56,7 @@ class _Routes:
     """Adds routes that act."""
 
     def __init__(self, router: APIRouter, desk: Desk) -> None:
-        self._router, self.desk = router, desk
+        self._router, self.desk, self._acting = router, desk, desk.acts()
 
     def add(self, method: str, path: str, act: Callable[..., Awaitable[Response]], *codes: int, **more: Any) -> None:
         """An action is called what its function is called. codes: what else may go wrong."""
@@ -73,7 +73,7 @@ class _Routes:
             responses=responses(
                 *USUAL, *codes, **(more or {"model": Levers, "description": "The levers as they are now"})
             ),
-            dependencies=[Depends(self.desk.may_act)],
+            route_class_override=self._acting,
         )
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
 from extproc.console.answers import problem, shown
 from extproc.console.audit import Actor, Audit, NotWrittenError
-from extproc.console.guard import from_a_page
+from extproc.console.guard import from_a_page, unread
 from extproc.console.proof import Proof, on_loopback
 from extproc.console.sources import Data, Sources
 from extproc.console.stream import Overviews
@@ -60,6 +61,22 @@ class Desk:
             return False
         return True
 
+    def acts(self) -> type[APIRoute]:
+        """A route that asks for the proof first: whoever has none learns nothing of what its body should be."""
+        may_act = self.may_act
+
+        class Acting(APIRoute):
+            def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+                handle = super().get_route_handler()
+
+                async def proven(request: Request) -> Response:
+                    await may_act(request)
+                    return await handle(request)
+
+                return proven
+
+        return Acting
+
     async def may_act(self, request: Request) -> None:
         """Note who it is. Denied, and written down, where it may not act."""
         try:
@@ -68,6 +85,8 @@ class Desk:
         except Denied as denied:
             await self.audit.refuse(_actor(request, ""), _name(request), dict(request.path_params), denied.why)
             raise
+        if wrong := unread(request.scope["state"]):
+            raise Denied(*wrong)
         has_body = request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
         if has_body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise Denied(415, "content-type must be application/json")

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from extproc.console.answers import problem
 
-__all__ = ["Guard", "from_a_page"]
+__all__ = ["Guard", "from_a_page", "unread"]
 
 MOST_BODY = 16_384
 """Bytes of a request's body."""
@@ -27,6 +27,8 @@ MOST_DISCARDED = 1_048_576
 """So much of a body that is too long is read and thrown away: who still sends does not see the answer."""
 BODY_S = 5.0
 """So long a body may take to come."""
+UNREAD = "unread"
+"""Where it is noted why a body was not taken."""
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -72,10 +74,21 @@ class Guard:
             return
         body = await _body(headers.get(b"content-length"), receive) if has_body else b""
         if isinstance(body, int):
-            words = f"a body has at most {MOST_BODY} bytes" if body == 413 else "the body took too long"  # noqa: PLR2004
-            await problem(body, words)(scope, receive, _with_headers(send, last=True))
+            scope["state"] = {**scope.get("state", {}), UNREAD: body}
+            await self._app(scope, _replayed(b"", receive), _with_headers(send, last=True))
             return
         await self._app(scope, _replayed(body, receive), _with_headers(send, last=False))
+
+
+def unread(state: Mapping[str, Any]) -> tuple[int, str] | None:
+    """Status and words for a request whose body was not taken; to be told to whoever has proven that it may act.
+
+    state: of its scope.
+    """
+    status = state.get(UNREAD)
+    if status is None:
+        return None
+    return status, f"a body has at most {MOST_BODY} bytes" if status == 413 else "the body took too long"  # noqa: PLR2004
 
 
 def from_a_page(headers: Mapping[str, str], console: str, *, loopback: bool) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from extproc.console import audit
+from extproc.console import audit, guard
 from extproc.console.audit import Actor, Audit, NotWrittenError
 from extproc.telemetry.log import JsonLines
 from tests.console.world import PROOF, World, by_token, client, served
@@ -167,3 +167,32 @@ async def test_refused_attempts_over_the_api(tmp_path: Path) -> None:
     ]
     assert "guessed" not in file.read_text()
     assert told[::-1] == lines(file)
+
+
+WITHOUT_SENSE: dict[str, dict[str, Any]] = {
+    "no JSON": {"content": b"{", "headers": {"content-type": "application/json"}},
+    "no text": {"content": b"\xff", "headers": {"content-type": "application/json"}},
+    "another kind": {"content": b"a=b", "headers": {"content-type": "application/x-www-form-urlencoded"}},
+    "unknown": {"json": {"no": "such"}},
+    "too long": {"content": b" " * (guard.MOST_BODY + 1), "headers": {"content-type": "application/json"}},
+}
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "drain"), ("POST", "changes"), ("PUT", "log"),
+                                              ("DELETE", "bypass"), ("POST", "sessions/agents/a%2Fb")])  # fmt: skip
+async def test_the_proof_comes_before_the_body(method: str, path: str, tmp_path: Path) -> None:
+    """Whatever the body is: who has proven nothing learns nothing of it, and every attempt is in the audit log."""
+    world = World()
+    async with served(world, by_token(tmp_path)) as (address, _), client(f"http://{address}/api/v1") as http:
+        for sent in WITHOUT_SENSE.values():
+            refused = await http.request(method, path, **sent)
+            assert (refused.status_code, "token" in refused.text) == (401, True)
+        told = (await http.get("audit")).json()["actions"]
+        assert [one["result"] for one in told] == ["refused"] * len(WITHOUT_SENSE)
+        codes = [
+            (await http.request(method, path, **{**sent, "headers": {**sent.get("headers", {}), **PROOF}})).status_code
+            for sent in WITHOUT_SENSE.values()
+        ]
+    unknown = 400 if "sessions" in path else 422
+    assert codes == [400, 400, 415, unknown, 413]
+    assert world.levers.done == []
