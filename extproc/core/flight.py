@@ -274,9 +274,11 @@ class Flight:
         return [Change(c.key, -dollars) for c in self.allowance if _kind(c.key) in DOLLARS] if dollars else []
 
     def _bill_kept(self, upstream: str, refund: Refund) -> float:
-        """Dollars for what an attempt that did not serve has used, once."""
+        """Dollars for what an attempt that did not serve has used, beyond the input that whoever left there paid."""
         kept = self._kept(upstream, refund)
-        return 0.0 if kept is None or upstream in self._billed else self._bill(upstream, kept)
+        if kept is None:
+            return 0.0
+        return self._bill(upstream, Size(0, kept.output) if upstream in self._billed else kept)
 
     def _kept(self, upstream: str, refund: Refund) -> Size | None:
         """What an attempt that ended so has used at `upstream`; None for nothing."""

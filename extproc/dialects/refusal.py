@@ -144,7 +144,7 @@ def refuse(
     headers.append(("x-should-retry", "true" if again else "false"))
     headers += _limits(refusal, now)
     if request_id and len(request_id) <= MAX_ID and request_id.isascii() and request_id.isprintable():
-        headers.append(("x-request-id", request_id))
+        headers += [("x-request-id", request_id), ("x-tidegate-request-id", request_id)]
     message = message_of(refusal.reason, language, wait)
     if refusal.detail:
         message += f" ({refusal.detail[:MAX_DETAIL]})"

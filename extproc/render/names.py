@@ -38,6 +38,7 @@ __all__ = [
     "ORDER_HEADER",
     "OUTCOMES_LOG",
     "PROBE_HEADER",
+    "REQUEST_ID_HEADER",
     "ROUTE",
     "ROUTE_HEADER",
     "SERVICE_CLUSTER",
@@ -77,6 +78,8 @@ WAIT_HEADER = "x-tg-wait"
 
 UPSTREAM_HEADER = "x-tidegate-upstream"
 """Who answered, or was asked last."""
+REQUEST_ID_HEADER = "x-tidegate-request-id"
+"""Envoy's id of the request, by which it can be explained. Providers' answers have an `x-request-id` of their own."""
 GATE_HEADER = "x-tidegate-gate"
 """Classic profile: name of the gate that an answer came through. Callers do not see it."""
 HOST = "tidegate"

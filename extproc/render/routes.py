@@ -18,6 +18,7 @@ from extproc.render.names import (
     HIDDEN_FROM_UPSTREAMS,
     HOST,
     ORDER_HEADER,
+    REQUEST_ID_HEADER,
     ROUTE,
     STATUS_HEADER,
     UPSTREAM_HEADER,
@@ -166,6 +167,7 @@ def _again() -> Data:
 
 def _told_to_callers(settings: Settings) -> list[Data]:
     headers = {"x-tidegate-queue-ms": f"%DYNAMIC_METADATA({ROUTE}:queue_ms)%"}
+    headers[REQUEST_ID_HEADER] = "%REQ(x-request-id)%"
     if settings.internal_headers:
         classic = settings.gateway.profile == "classic"
         headers[UPSTREAM_HEADER] = f"%UPSTREAM_METADATA({HOST}:upstream)%" if classic else "%UPSTREAM_CLUSTER%"

@@ -456,6 +456,16 @@ def test_leaving_an_upstream_that_had_failed_before_costs_nothing_more() -> None
     assert book.dollars() == pytest.approx(1.8)
 
 
+def test_an_answer_that_was_none_is_paid_whole_though_its_client_had_left_before_that_was_told() -> None:
+    """The input is billed once, the output of the estimate on top."""
+    book = departed("a")
+    book.apply(book.flight.unserved("a"))
+    assert book.dollars() == pytest.approx(cost(RATES["a"], Size(ESTIMATE.input, 0)))
+    book.apply(book.flight.attempt_failed("a", Refund.KEPT, NOW))
+    assert book.dollars() == pytest.approx(cost(RATES["a"], ESTIMATE))
+    assert book.flight.cost == pytest.approx(cost(RATES["a"], ESTIMATE))
+
+
 def test_served_by_nobody_costs_the_tenant_nothing_but_a_request() -> None:
     """Every attempt failed: all of its tokens come back."""
     book = departed("a")

@@ -289,10 +289,8 @@ def test_a_request_is_explained_by_its_id(stack: Stack) -> None:
     too, and one that nobody has seen is not.
     """
     answer = HTTP.post(stack.url + CHAT, json=chat(), headers={"x-fake-fault": "503;provider=primary"})
-    [newest] = told_by_console(stack, "?limit=1")["requests"]
-    known = until(
-        lambda: (found := told_by_console(stack, f"/{newest['id']}")) and len(found["attempts"]) > 1 and found
-    )
+    name = answer.headers["x-tidegate-request-id"]
+    known = until(lambda: (found := told_by_console(stack, f"/{name}")) and len(found["attempts"]) > 1 and found)
     assert (known["state"], known["choice"]["order"]) == ("served", list(CHAIN))
     assert [(one["upstream"], one["ok"], one["status"]) for one in known["attempts"]] == [
         ("primary", False, 503), ("backup", True, 200),
@@ -301,7 +299,7 @@ def test_a_request_is_explained_by_its_id(stack: Stack) -> None:
     assert known["settlement"]["reserved"]["output"] == 16
     assert known["settlement"]["used"]["total"] == answer.json()["usage"]["total_tokens"]
     refused = HTTP.post(stack.url + CHAT, json={"model": "gpt-5"})
-    known = told_by_console(stack, f"/{refused.headers['x-request-id']}")
+    known = told_by_console(stack, f"/{refused.headers['x-tidegate-request-id']}")
     assert (known["reason"], known["refusal"]["detail"]) == ("bad_request", "messages is missing")
     assert told_by_console(stack, "/nobodys") == {}
 
