@@ -19,9 +19,9 @@ from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Endpoint, Request
 from extproc.core.retries import RetryBudget
 from extproc.core.shares import Terms
-from extproc.limiter import Wants
 from extproc.ports import Capacity, Clock, Departure
 from extproc.reception import Greeting
+from extproc.turn import Wants
 from extproc.wording import Wording
 
 __all__ = ["Dispatch", "Outlook", "Timing"]

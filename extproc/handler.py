@@ -22,9 +22,10 @@ from extproc.core.request import Endpoint, Request
 from extproc.dispatch import Dispatch
 from extproc.examination import Examination
 from extproc.flights import Flights
-from extproc.limiter import Limiter, Wants
+from extproc.limiter import Limiter
 from extproc.ports import Clock, Exchange, Gone, Head, Observer
 from extproc.reception import Greeting, Reception, trace_of
+from extproc.turn import Wants
 from extproc.wording import Wording
 
 __all__ = ["Handler"]

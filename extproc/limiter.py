@@ -26,24 +26,25 @@ from dataclasses import field, replace
 from itertools import count, islice
 from math import inf, isfinite
 from operator import itemgetter
-from types import MappingProxyType
 
-from extproc.core.capacity import Absent, Answer, Ask, Change, Claim, Option
-from extproc.core.events import Observed, PassedOver, Queued, Shadowed, Spell, Waited
+from extproc.core.capacity import Absent, Answer, Ask, Change, Option
+from extproc.core.events import Observed, Queued, Shadowed, Spell, Waited
 from extproc.core.forecast import Forecast, Pace
 from extproc.core.lanes import Lanes, terms_of
 from extproc.core.lines import Backlog, Group, Line, Waiter
 from extproc.core.policy import Bounds, Lane, SessionLimits, Tenant, WhenBusy
-from extproc.core.promises import LONG_S, Promise, Promises
+from extproc.core.promises import LONG_S, Promises
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
-from extproc.core.routing import affordable, askable, breaker_key, dollars_lack, options, out_key, paused_key
+from extproc.core.routing import options, paused_key
 from extproc.core.shares import RENEW_S
 from extproc.core.value import value
 from extproc.core.watermark import recheck_s
 from extproc.ports import Capacity, Clock, Observer
+from extproc.reach import LEAST_RETRY_S, NOBODY, OUT, Reach
+from extproc.turn import Turn, Wants, group_of, turn_of
 
-__all__ = ["Grant", "Limiter", "Standing", "Wants"]
+__all__ = ["Grant", "Limiter", "Standing"]
 
 TICK_S = 0.001
 """No pass is scheduled sooner than this after another, so that rounding never makes a busy loop."""
@@ -52,30 +53,8 @@ MAX_DEPTH = 64
 MAX_LOOKS = 500
 """So many looks in one pass; then the loop has a turn for others. They take some ten milliseconds together."""
 BROKE = "what may be spent on this model's upstreams does not cover this request, and none of them is free"
-LEAST_RETRY_S = 1.0
-"""Nobody is told to come back sooner."""
-NOBODY: Mapping[str, float] = MappingProxyType({})
-OUT = "an operator has taken all upstreams of this model that could serve it out of use"
 AT_ONCE = 500
 """So many who wait are let go in one step of a bypass; then the loop has a turn for others."""
-
-
-@value
-class Wants:
-    """What one request could take: upstreams in order of preference, and what each costs it.
-
-    forced: whatever their breakers say. too_large: none of them could ever hold it; it goes because it is observed.
-    costless: those that cost nothing, where an upstream's own dollars are limited; None where no limit is to be kept.
-    prompt: its tokens. unable: the others of its chain, which could not serve it.
-    """
-
-    names: tuple[str, ...]
-    prices: dict[str, tuple[Claim, ...]]
-    forced: bool = False
-    too_large: bool = False
-    prompt: int = 0
-    costless: frozenset[str] | None = None
-    unable: tuple[PassedOver, ...] = ()
 
 
 @value
@@ -97,43 +76,6 @@ class Standing:
     position: int
     predicted_s: float
     lacking: tuple[str, ...]
-
-
-class _Turn(Waiter):
-    """A waiter with the means to wake it.
-
-    fitting: the upstreams that answer such prompts well, by which it was put in line. promise: one that it came too
-    early for. verdict: why it had to make room for others. charging: what it was let go
-    for is being taken. stood: the line it stands in, since when, and for want of what that had been held by then.
-    spells: the same of lines it left. whole: what it wanted when it came, before it was left with what is owned alone.
-    """
-
-    __slots__ = (
-        "charging", "event", "fitting", "predicted_s", "promise", "spells", "stood", "timer", "verdict", "wants",
-        "whole",
-    )  # fmt: skip
-
-    def __init__(self, request: Request, seq: int, wants: Wants, since: float, before: float) -> None:
-        super().__init__(request, Group(), seq, since, before)
-        self.event = asyncio.Event()
-        self.timer: asyncio.TimerHandle | None = None
-        self.wants = self.whole = wants
-        self.fitting = wants.names
-        self.promise: Promise | None = None
-        self.charging = False
-        self.verdict: Rejected | None = None
-        self.predicted_s = 0.0
-        self.stood: tuple[Line, dict[tuple[str, ...], float]] | None = None
-        self.spells: dict[tuple[str, ...], float] = {}
-
-    def stands(self, line: Line | None, now: float) -> None:
-        """It stands in this line from now on; None for none. What the one before was held by is kept."""
-        if self.stood is not None:
-            before, known = self.stood
-            for keys, seconds in before.lacked(now).items():
-                if (more := seconds - known.get(keys, 0.0)) > 0.0:
-                    self.spells[keys] = self.spells.get(keys, 0.0) + more
-        self.stood = None if line is None else (line, line.lacked(now))
 
 
 class Limiter:
@@ -175,21 +117,16 @@ class Limiter:
         self.forecast = Forecast(lanes, self.promises, pace, allows, slow)
         self._capacity = capacity
         self._clock = clock
-        self._allows = allows
-        self._fits = fits
-        self._slow = slow
+        self._reach = Reach(capacity, clock, allows, earliest_probe, owned, fits=fits, slow=slow, out=out)
         self._room = room
         self._observe = observer
-        self._earliest_probe = earliest_probe
-        self._owned = owned
         self._patience = patience
         self._bounds = bounds or Bounds()
         self._new_share = new_share
         self._chance = chance
-        self._out = out
         self._seq = count()
         self._wake = asyncio.Event()
-        self._newcomers: list[_Turn] = []
+        self._newcomers: list[Turn] = []
         self._timer: asyncio.TimerHandle | None = None
         self._heed_lanes()
         self._look_at = -inf
@@ -202,11 +139,11 @@ class Limiter:
     ) -> None:
         """Go by other rules from now on; see Lanes.follow. Who waits keeps its place, and what it wants."""
         self.lanes.follow(rules, bounds, tenant_of)
-        self._bounds, self._owned = bounds, owned
+        self._bounds, self._reach.owned = bounds, owned
         self._heed_lanes()
         self.forecast.follow()
         for waiter in list(self.lanes.waiters()):
-            self._heed(_turn(waiter))
+            self._heed(turn_of(waiter))
         self.kick()
 
     async def run(self) -> None:
@@ -227,7 +164,7 @@ class Limiter:
         """Refuse newcomers and everybody in line, from now on."""
         self.draining = True
         for waiter in self.lanes.waiters():
-            _turn(waiter).event.set()
+            turn_of(waiter).event.set()
         self._wake.set()
 
     def undrain(self) -> None:
@@ -281,14 +218,15 @@ class Limiter:
 
         Where all its upstreams only rest it goes on waiting, as ever.
         """
-        for turn in list(map(_turn, self.lanes.waiters())):
-            if turn.wants.forced and turn.wants.names[0] in self._out:
+        for turn in list(map(turn_of, self.lanes.waiters())):
+            if turn.wants.forced and turn.wants.names[0] in self._reach.out:
                 turn.wants = turn.whole
-                turn.fitting = self._fitting(turn.wants)
-                self._regroup(turn, _group(turn, first_only=not turn.spilled))
-            names = self._affordable(turn.wants)
-            if all(name in self._out for name in names) and self._earliest_probe(names) > turn.request.wait_until:
-                self._turn_away(turn, Rejected(Reason.NO_UPSTREAM, OUT, retry_after=self._back_s(names)))
+                turn.fitting = self._reach.fitting(turn.wants)
+                self._regroup(turn, group_of(turn, first_only=not turn.spilled))
+            names = self._reach.affordable(turn.wants)
+            gone = all(name in self._reach.out for name in names)
+            if gone and self._reach.earliest_probe(names) > turn.request.wait_until:
+                self._turn_away(turn, Rejected(Reason.NO_UPSTREAM, OUT, retry_after=self._reach.back_s(names)))
         self.kick()
 
     async def acquire(
@@ -302,7 +240,7 @@ class Limiter:
             raise Rejected(Reason.DRAINING, retry_after=LEAST_RETRY_S)
         if self.bypassing:
             return Grant(await self._pass_through(request, wants), waited=False)
-        whole, wants = wants, self._in_reach(request, wants)
+        whole, wants = wants, self._reach.with_owned(request, wants)
         if self._capacity.immediate and self._nobody_waits(request.lane):
             option = await self._at_once(request, wants)
             if option is not None:
@@ -327,7 +265,7 @@ class Limiter:
 
     def standing(self, request: Request) -> Standing | None:
         """How a request stands in line now; None where it does not. It looks at everybody: for those who ask seldom."""
-        turn = next((one for one in map(_turn, self.lanes.waiters()) if one.request.ticket == request.ticket), None)
+        turn = next((one for one in map(turn_of, self.lanes.waiters()) if one.request.ticket == request.ticket), None)
         if turn is None or turn.flow is None:
             return None
         place = self.forecast.place(turn, turn.wants.names, self._clock.time())
@@ -338,7 +276,7 @@ class Limiter:
         self._terms = {name: terms_of(rule) for name, rule in rules.items()}
         self._renew_s = RENEW_S if any(rule.min_share for rule in rules.values()) else inf
 
-    def _heed(self, turn: _Turn) -> None:
+    def _heed(self, turn: Turn) -> None:
         """Whether somebody in line may pass over its first choice is another question by its lane's new rule."""
         rule = self.lanes.rules[turn.request.lane]
         if rule.when_busy is WhenBusy.HOLD:
@@ -348,28 +286,28 @@ class Limiter:
             self._spill_later(turn, rule.spill_after_s)
         first_only = not (turn.spilled or turn.wants.forced)
         if first_only is not turn.group.first_only:
-            self._regroup(turn, _group(turn, first_only=first_only))
+            self._regroup(turn, group_of(turn, first_only=first_only))
 
-    def _regroup(self, turn: _Turn, group: Group) -> None:
+    def _regroup(self, turn: Turn, group: Group) -> None:
         """It wants other upstreams from now on."""
         self.lanes.regroup(turn, group)
         if turn.stood is not None:
             turn.stands(turn.flow.line if turn.flow else None, self._clock.time())
 
-    def _spill_later(self, turn: _Turn, after_s: float) -> None:
+    def _spill_later(self, turn: Turn, after_s: float) -> None:
         turn.timer = asyncio.get_running_loop().call_at(self._clock.time() + after_s, self._spill, turn)
 
     def seeks(self, waiter: Waiter) -> tuple[tuple[str, ...], tuple[Option, ...]]:
         """The upstreams that somebody in line could go to, and what it would take now; nothing where all are away."""
-        return _turn(waiter).wants.names, self._options(waiter)
+        return turn_of(waiter).wants.names, self._options(waiter)
 
     def until_turn_s(self, waiter: Waiter) -> float:
         """Forecast in seconds of what is left of the wait of somebody in line."""
-        return self._until_turn_s(_turn(waiter))
+        return self._until_turn_s(turn_of(waiter))
 
     def newcomer_s(self, waiter: Waiter) -> float:
         """Forecast of the wait of one who comes now and is otherwise like somebody in line."""
-        return self.predicted_s(replace(waiter.request, arrived=self._clock.time()), _turn(waiter).wants)
+        return self.predicted_s(replace(waiter.request, arrived=self._clock.time()), turn_of(waiter).wants)
 
     def predicted_s(self, request: Request, wants: Wants) -> float:
         """Forecast in seconds of the wait of `request` if it came now; infinite when no breaker lets it through."""
@@ -391,56 +329,14 @@ class Limiter:
             return not self.lanes.total.requests
         return lane not in self.lanes.paused and not self.lanes.moving
 
-    def _in_reach(self, request: Request, wants: Wants) -> Wants:
-        """Where all are sick and rest for longer than the request can wait, what is owned serves all the same."""
-        names = self._affordable(wants)
-        if wants.forced or any(map(self._allows, names)) or any(map(self._slow, names)):
-            return wants
-        if self._earliest_probe(names) <= request.wait_until:
-            return wants
-        owned = next((name for name in names if name in self._owned and name not in self._out), None)
-        return wants if owned is None else Wants((owned,), wants.prices, forced=True, prompt=wants.prompt)
-
-    def _open(self, wants: Wants) -> list[str]:
-        """The upstreams that may be asked now: those that answer such prompts well, where there are any."""
-        paid = self._affordable(wants)
-        names = self._in_use(paid) if wants.forced else askable(paid, self._allows, self._slow)
-        return [name for name in names if self._fits(name, wants.prompt)] or names
-
-    def _in_use(self, names: tuple[str, ...]) -> list[str]:
-        """Those that are not taken out."""
-        return [name for name in names if name not in self._out]
-
-    def _fitting(self, wants: Wants) -> tuple[str, ...]:
-        """Those that answer such prompts well, where there are any: others who want them all must not stand behind."""
-        return tuple(name for name in wants.names if self._fits(name, wants.prompt)) or wants.names
-
-    def _affordable(self, wants: Wants) -> tuple[str, ...]:
-        """Those of its upstreams whose own dollars allow it."""
-        return wants.names if wants.costless is None else self._paid_from(wants, wants.costless)
-
-    def _paid_from(self, wants: Wants, costless: frozenset[str], taken: str = "") -> tuple[str, ...]:
-        """The same; what it costs at `taken` has been taken."""
-        store, now = self._capacity.levels(), self._clock.time()
-        return affordable(
-            wants.names, costless, lambda name: name != taken and dollars_lack(wants.prices[name], store, now)
-        )
-
-    def _strays(self, wants: Wants, name: str) -> bool:
-        """Whether it was given one that is paid for want of another's dollars, which were left when it was asked for.
-
-        Others of the same batch have taken them; so it is not let go but asked for anew.
-        """
-        return wants.costless is not None and name not in self._paid_from(wants, wants.costless, taken=name)
-
     def _in_view(self, request: Request, wants: Wants) -> list[str]:
         """Those of them that it waits for."""
-        names = self._open(wants)
+        names = self._reach.open(wants)
         return names[:1] if self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD else names
 
     async def _at_once(self, request: Request, wants: Wants) -> Option | None:
         """The first choice, taken, when it has room: nobody waits, so nobody is passed."""
-        first = next(iter(self._open(wants)), None)
+        first = next(iter(self._reach.open(wants)), None)
         if first is None:
             return None
         terms = self._terms[request.lane]
@@ -458,24 +354,24 @@ class Limiter:
         for key in shadowed:
             self._observe(Shadowed(request, key))
 
-    def _join(self, request: Request, wants: Wants, since: float | None) -> _Turn:
+    def _join(self, request: Request, wants: Wants, since: float | None) -> Turn:
         now = self._clock.time()
         place, before = (request.arrived, inf) if since is None else (min(since, request.arrived), now)
         promise = self.promises.claim(request, now) if len(self.promises) else None
         if promise is not None and promise.kept_at(now):
             place, before = min(place, promise.since), promise.second
         self._budgeted = self._budgeted or wants.costless is not None
-        turn = _Turn(request, next(self._seq), wants, place, before)
+        turn = Turn(request, next(self._seq), wants, place, before)
         turn.promise = promise
         rule = self.lanes.rules[request.lane]
         if rule.when_busy is WhenBusy.SPILL and len(wants.names) > 1:
             turn.spilled = self._passes_first(turn, rule.spill_after_s)
-        turn.fitting = self._fitting(wants)
-        turn.group = _group(turn, first_only=not (turn.spilled or wants.forced))
+        turn.fitting = self._reach.fitting(wants)
+        turn.group = group_of(turn, first_only=not (turn.spilled or wants.forced))
         self.lanes.join(turn)
         return turn
 
-    async def _first_look(self, turn: _Turn) -> None:
+    async def _first_look(self, turn: Turn) -> None:
         """Return when who just joined was granted, or a pass has come by without granting it."""
         if self._capacity.immediate:
             looked = self._clock.time() < self._look_at and not self._wake.is_set()
@@ -488,18 +384,18 @@ class Limiter:
             if turn.granted is None and turn.verdict is None:
                 turn.event.clear()
 
-    async def _let_go(self, turn: _Turn) -> str:
+    async def _let_go(self, turn: Turn) -> str:
         """What is only observed goes to its first choice now, whatever is free there."""
         if self.draining:
             raise Rejected(Reason.DRAINING, retry_after=LEAST_RETRY_S)
-        name = next(iter(self._open(turn.wants)), None) or self._first_in_use(turn.wants)
+        name = next(iter(self._reach.open(turn.wants)), None) or self._reach.first_in_use(turn.wants)
         reason, predicted = self._would_be(turn)
         if turn.flow is not None:
             self.lanes.serve(turn)
         self._observe(Observed(turn.request, reason, predicted))
         return await self._send(turn, name)
 
-    async def _send(self, turn: _Turn, name: str) -> str:
+    async def _send(self, turn: Turn, name: str) -> str:
         """Let it go there, whatever is free."""
         turn.gone, turn.granted = True, Option(name, turn.wants.prices[name])
         self._note(turn.request, turn.granted)
@@ -510,38 +406,22 @@ class Limiter:
 
     async def _pass_through(self, request: Request, wants: Wants) -> str:
         """Let a newcomer go without asking anybody: to whom a breaker lets it, else to the first there is."""
-        turn = _Turn(request, next(self._seq), wants, request.arrived, inf)
+        turn = Turn(request, next(self._seq), wants, request.arrived, inf)
         if len(self.promises):
             self.promises.claim(request, self._clock.time())
-        name = self._bypassed_to(wants)
+        name = self._reach.bypassed_to(wants)
         try:
             return await self._send(turn, name)
         except BaseException:
             await self._leave(turn)
             raise
 
-    def _bypassed_to(self, wants: Wants) -> str:
-        """Where to in a bypass; money does not count. Rejected when all is taken out."""
-        names = [name for name in wants.names if self._allows(name)]
-        return next((name for name in names if self._fits(name, wants.prompt)), None) or self._first_in_use(wants)
-
-    def _first_in_use(self, wants: Wants) -> str:
-        name = next(iter(self._in_use(wants.names)), None)
-        if name is None:
-            raise Rejected(Reason.NO_UPSTREAM, OUT, retry_after=self._back_s(wants.names))
-        return name
-
-    def _back_s(self, names: tuple[str, ...]) -> float | None:
-        """Seconds until the first of those that are taken out may be asked again, None where nobody knows."""
-        seconds = self._earliest_probe(names) - self._clock.time()
-        return max(LEAST_RETRY_S, seconds) if isfinite(seconds) else None
-
     async def _release(self) -> None:
         """Let some of those go who wait, in a bypass. Who waits in more than one step is let go in the next."""
         turns = []
-        for turn in list(map(_turn, islice(self.lanes.waiters(), AT_ONCE))):
+        for turn in list(map(turn_of, islice(self.lanes.waiters(), AT_ONCE))):
             try:
-                name = self._bypassed_to(turn.whole)
+                name = self._reach.bypassed_to(turn.whole)
             except Rejected as rejected:
                 self._turn_away(turn, rejected)
                 continue
@@ -554,7 +434,7 @@ class Limiter:
             turn.event.set()
         self.kick()
 
-    def _would_be(self, turn: _Turn) -> tuple[Reason | None, float]:
+    def _would_be(self, turn: Turn) -> tuple[Reason | None, float]:
         """For what reason it would be refused, None when it would wait, and the forecast."""
         if turn.verdict is not None:
             return turn.verdict.reason, 0.0
@@ -564,7 +444,7 @@ class Limiter:
             reason = Reason.LANE_FULL
         return reason, predicted
 
-    async def _charge(self, turns: list[_Turn]) -> None:
+    async def _charge(self, turns: list[Turn]) -> None:
         """Take what each is let go for, whether it is there or not, and give back for whoever has left meanwhile."""
         charged = [(turn, turn.granted) for turn in turns if turn.granted is not None]
         for turn, _ in charged:
@@ -576,7 +456,7 @@ class Limiter:
             if turn.granted is None:
                 await self._give_back(option)
 
-    async def _wait(self, turn: _Turn, queued: Callable[[float], Awaitable[None]]) -> None:
+    async def _wait(self, turn: Turn, queued: Callable[[float], Awaitable[None]]) -> None:
         request = turn.request
         if self.draining or turn.verdict:
             return
@@ -595,20 +475,20 @@ class Limiter:
         finally:
             self._tell_wait(turn, now)
 
-    def _tell_wait(self, turn: _Turn, since: float) -> None:
+    def _tell_wait(self, turn: Turn, since: float) -> None:
         """Its wait is over: what it was for, the longest first."""
         now = self._clock.time()
         turn.stands(None, now)
         spells = sorted(turn.spells.items(), key=itemgetter(1), reverse=True)
         self._observe(Waited(turn.request, now - since, tuple(Spell(*spell) for spell in spells)))
 
-    def _granted(self, turn: _Turn) -> str:
+    def _granted(self, turn: Turn) -> str:
         if turn.granted is None:
             raise turn.verdict or Rejected(Reason.DRAINING, retry_after=LEAST_RETRY_S)
         self._forget_timer(turn)
         return turn.granted.name
 
-    def _admit(self, turn: _Turn) -> None:
+    def _admit(self, turn: Turn) -> None:
         """Let who just came stand in line, others making room where they must. Rejected when it is the one to go."""
         request, lane = turn.request, turn.request.lane
         turn.predicted_s = predicted = self._until_turn_s(turn)
@@ -618,8 +498,10 @@ class Limiter:
             if victim is turn:
                 reason = Reason.LANE_FULL
             else:
-                self._evict(_turn(victim))
-        refusal = None if reason is None else self._refusal(turn, reason, predicted if self._open(turn.wants) else None)
+                self._evict(turn_of(victim))
+        refusal = None
+        if reason is not None:
+            refusal = self._refusal(turn, reason, predicted if self._reach.open(turn.wants) else None)
         now = self._clock.time()
         if turn.promise is None or not turn.promise.kept_at(now):
             self.forecast.asked(request, self._in_view(request, turn.wants), turn.wants.prices, now)
@@ -640,7 +522,7 @@ class Limiter:
         backlogs = self.lanes.backlogs.items()
         return {name: backlog.requests for name, backlog in backlogs if rules[name].rank <= rank}
 
-    def _spend_patience(self, turn: _Turn, predicted: float) -> None:
+    def _spend_patience(self, turn: Turn, predicted: float) -> None:
         """A retry that nobody told to come now, and that has to wait, is paid from its tenant's budget of retries."""
         request = turn.request
         told = turn.promise is not None and turn.promise.kept_at(self._clock.time())
@@ -648,61 +530,61 @@ class Limiter:
             again = max(again, LEAST_RETRY_S, predicted if isfinite(predicted) else 0.0)
             raise Rejected(Reason.LANE_FULL, "the retry budget of this tenant is spent", retry_after=again)
 
-    def _until_turn_s(self, turn: _Turn) -> float:
+    def _until_turn_s(self, turn: Turn) -> float:
         """Forecast of its wait; with every breaker open, until the first may be tried."""
-        if self._open(turn.wants):
+        if self._reach.open(turn.wants):
             return self._predicted_s(turn, turn.wants)
-        return max(0.0, self._earliest_probe(self._affordable(turn.wants)) - self._clock.time())
+        return max(0.0, self._reach.earliest_probe(self._reach.affordable(turn.wants)) - self._clock.time())
 
-    def _hopeless(self, turn: _Turn, predicted: float) -> Reason | None:
+    def _hopeless(self, turn: Turn, predicted: float) -> Reason | None:
         """Why it is no use to wait. A new session has only a part of the patience, unless its place is inherited."""
         request = turn.request
         left = request.wait_until - self._clock.time()
-        if predicted > left and not self._open(turn.wants):
+        if predicted > left and not self._reach.open(turn.wants):
             return Reason.NO_UPSTREAM
         if request.fresh and turn.since >= request.arrived:
             left *= self._new_share(request.tenant)
         return Reason.DEADLINE_UNMEETABLE if predicted > left else None
 
-    def _shed(self, turn: _Turn, predicted: float) -> Waiter | None:
+    def _shed(self, turn: Turn, predicted: float) -> Waiter | None:
         promised = self._promised(turn, predicted)
         return self.lanes.shed(turn, self._bounds, self._new_share(turn.request.tenant), promised)
 
-    def _promised(self, turn: _Turn, within_s: float) -> Backlog:
+    def _promised(self, turn: Turn, within_s: float) -> Backlog:
         """What will come back to this lane within so many seconds, all of it before a newcomer."""
         total, now = Backlog(), self._clock.time()
         for book, kept in self.promises.booked(turn.request.lane, now) if len(self.promises) else ():
             total.merge(book.before(now + within_s), kept)
         return total
 
-    def _evict(self, turn: _Turn) -> None:
+    def _evict(self, turn: Turn) -> None:
         observed = turn.request.observed  # it goes all the same
         self._turn_away(turn, Rejected(Reason.EVICTED) if observed else self._refusal(turn, Reason.EVICTED))
 
-    def _turn_away(self, turn: _Turn, verdict: Rejected) -> None:
+    def _turn_away(self, turn: Turn, verdict: Rejected) -> None:
         turn.verdict = verdict
         turn.gone = True
         self.lanes.leave(turn)
         turn.event.set()
 
-    def _waited_too_long(self, turn: _Turn) -> Rejected:
+    def _waited_too_long(self, turn: Turn) -> Rejected:
         request = turn.request
-        if not self._open(turn.wants):
+        if not self._reach.open(turn.wants):
             return self._refusal(turn, Reason.NO_UPSTREAM)
         lane_waits_s = self.lanes.rules[request.lane].max_wait_s
         if request.deadline is not None and request.wait_until < request.arrived + lane_waits_s:
             return Rejected(Reason.DEADLINE_PASSED)
         return self._refusal(turn, Reason.QUEUE_TIMEOUT)
 
-    def _refusal(self, turn: _Turn, reason: Reason, predicted: float | None = None) -> Rejected:
+    def _refusal(self, turn: Turn, reason: Reason, predicted: float | None = None) -> Rejected:
         """With the time of its turn, and a place then; with every breaker open, the time when one is tried."""
         request, promise, now = turn.request, turn.promise, self._clock.time()
         predicted = self._predicted_s(turn, turn.wants) if predicted is None else predicted
         if not isfinite(predicted):
-            names = self._affordable(turn.wants)
-            if any(name in self._out for name in names):
-                return Rejected(reason, retry_after=self._back_s(names))
-            return Rejected(reason, retry_after=max(LEAST_RETRY_S, self._earliest_probe(names) - now))
+            names = self._reach.affordable(turn.wants)
+            if any(name in self._reach.out for name in names):
+                return Rejected(reason, retry_after=self._reach.back_s(names))
+            return Rejected(reason, retry_after=max(LEAST_RETRY_S, self._reach.earliest_probe(names) - now))
         if promise is not None and promise.due > now:
             since, seconds, turn_s = promise.since, promise.due - now, promise.second - now
         else:
@@ -710,15 +592,15 @@ class Limiter:
             since, turn_s = turn.since, predicted
             seconds = self.forecast.comeback_s(request, predicted, room)
         seconds = max(LEAST_RETRY_S, seconds)
-        late_s = now + turn_s - since - self._paused_s(turn.wants) - self._held_s(request.lane)
+        late_s = now + turn_s - since - self._reach.paused_s(turn.wants) - self._held_s(request.lane)
         if late_s > self.lanes.rules[request.lane].max_wait_s and self._overrun(turn):
             seconds = max(seconds, LONG_S + LEAST_RETRY_S)
         elif request.fingerprint:
             holds = self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD
-            self.promises.make(request, _group(turn, first_only=holds), since, now, seconds, turn_s)
+            self.promises.make(request, group_of(turn, first_only=holds), since, now, seconds, turn_s)
         return Rejected(reason, retry_after=seconds)
 
-    def _overrun(self, turn: _Turn) -> bool:
+    def _overrun(self, turn: Turn) -> bool:
         """Whether a late turn for one would only make others late.
 
         Under lasting overload all would be served at last, and every one of them too late.
@@ -726,7 +608,7 @@ class Limiter:
         names, levels, now = self._in_view(turn.request, turn.wants), self._capacity.levels(), self._clock.time()
         return self.forecast.overrun(turn.request, names, turn.wants.prices, levels, now)
 
-    async def _leave(self, turn: _Turn) -> None:
+    async def _leave(self, turn: Turn) -> None:
         self._forget_timer(turn)
         if turn.granted is None:
             turn.gone = True
@@ -739,7 +621,7 @@ class Limiter:
             if not turn.charging:
                 await asyncio.shield(self._give_back(option))
 
-    def _forget_timer(self, turn: _Turn) -> None:
+    def _forget_timer(self, turn: Turn) -> None:
         if turn.timer is not None:
             turn.timer.cancel()
             turn.timer = None
@@ -769,15 +651,16 @@ class Limiter:
                     if answer.short:
                         line.refused(answer.short, now)
                     elif not ask.options:
-                        line.refused(self._closed(_turn(head).wants), now)
+                        line.refused(self._reach.closed(turn_of(head).wants), now)
                     continue
                 whole = whole and not followed
                 if not self._capacity.immediate:
                     deep[line] = min(2 * deep.get(line, 1), MAX_DEPTH)
-                name, wants = answer.option.name, _turn(head).wants
-                crowded = rooms[name] <= 0 and self._bound(wants, name)  # others of the same batch have filled it
+                name, wants = answer.option.name, turn_of(head).wants
+                # others of the same batch may have filled it
+                crowded = rooms[name] <= 0 and self._reach.bound(wants, name)
                 progress = progress or not crowded
-                if head.gone or crowded or self._strays(wants, name):
+                if head.gone or crowded or self._reach.strays(wants, name):
                     await self._give_back(answer.option)
                 else:
                     rooms[name] -= 1
@@ -804,8 +687,8 @@ class Limiter:
             heads = self.lanes.heads(deep)
             if self._moved_on(heads):
                 continue
-            turns = (_turn(head) for head, _ in heads) if self._budgeted else ()
-            broke = [turn for turn in turns if not self._affordable(turn.wants)]
+            turns = (turn_of(head) for head, _ in heads) if self._budgeted else ()
+            broke = [turn for turn in turns if not self._reach.affordable(turn.wants)]
             if not broke:
                 return heads
             for turn in broke:
@@ -813,23 +696,15 @@ class Limiter:
 
     def _moved_on(self, heads: list[tuple[Waiter, bool]]) -> bool:
         moved = False
-        for turn in (_turn(head) for head, _ in heads):
-            wants = self._in_reach(turn.request, turn.wants)
-            fitting = self._fitting(wants)
+        for turn in (turn_of(head) for head, _ in heads):
+            wants = self._reach.with_owned(turn.request, turn.wants)
+            fitting = self._reach.fitting(wants)
             if fitting != turn.fitting or wants is not turn.wants:
                 turn.wants, turn.fitting, moved = wants, fitting, True
-                self._regroup(turn, _group(turn, first_only=turn.group.first_only and not wants.forced))
+                self._regroup(turn, group_of(turn, first_only=turn.group.first_only and not wants.forced))
         return moved
 
-    def _closed(self, wants: Wants) -> tuple[str, ...]:
-        """Why nobody of whom it wants could be asked."""
-        return tuple(out_key(name) if name in self._out else breaker_key(name) for name in self._affordable(wants))
-
-    def _bound(self, wants: Wants, name: str) -> bool:
-        """Whether it may go there only as far as a breaker's window has room: not where nobody else may be asked."""
-        return not (wants.forced or (self._slow(name) and not any(map(self._allows, self._affordable(wants)))))
-
-    def _tell(self, newcomers: list[_Turn], *, whole: bool) -> None:
+    def _tell(self, newcomers: list[Turn], *, whole: bool) -> None:
         """Whoever was in line for a whole batch, and was not granted, knows now that it has to wait."""
         if whole:
             for turn in newcomers:
@@ -839,7 +714,7 @@ class Limiter:
 
     def _grant(self, head: Waiter, answer: Answer) -> None:
         assert answer.option is not None  # noqa: S101 - that is what makes it a grant
-        turn = _turn(head)
+        turn = turn_of(head)
         self.lanes.serve(turn)
         self._vain = 0
         self._note(turn.request, answer.option, answer.shadowed)
@@ -871,42 +746,23 @@ class Limiter:
             self._timer = asyncio.get_running_loop().call_at(self._look_at, self.kick)
 
     def _options(self, waiter: Waiter) -> tuple[Option, ...]:
-        turn = _turn(waiter)
+        turn = turn_of(waiter)
         rule = self.lanes.rules[turn.request.lane]
-        return options(self._open(turn.wants), turn.wants.prices.__getitem__, rule.when_busy, spilled=turn.spilled)
+        names, price = self._reach.open(turn.wants), turn.wants.prices.__getitem__
+        return options(names, price, rule.when_busy, spilled=turn.spilled)
 
-    def _spill(self, turn: _Turn) -> None:
+    def _spill(self, turn: Turn) -> None:
         turn.timer = None
         if turn.granted is None and not turn.gone and not turn.spilled:
             turn.spilled = True
-            self._regroup(turn, _group(turn, first_only=False))
+            self._regroup(turn, group_of(turn, first_only=False))
             self.kick()
 
-    def _passes_first(self, turn: _Turn, after_s: float) -> bool:
+    def _passes_first(self, turn: Turn, after_s: float) -> bool:
         """Whether not to wait for the first choice: it would take too long, or the upstream asked for a pause."""
-        first, prices = self._open(turn.wants)[:1], turn.wants.prices
+        first, prices = self._reach.open(turn.wants)[:1], turn.wants.prices
         if not first:
             return False
         levels, now = self._capacity.levels(), self._clock.time()
-        paused = self._pause_at(first[0], turn.wants) > 0
+        paused = self._reach.pause_at(first[0], turn.wants) > 0
         return paused or self.forecast.wait_s(turn, first, prices, levels, now) > after_s
-
-    def _paused_s(self, wants: Wants) -> float:
-        """Seconds for which every upstream that may be asked is paused; the part of a wait that no queue makes."""
-        return min((self._pause_at(name, wants) for name in self._open(wants)), default=0.0)
-
-    def _pause_at(self, name: str, wants: Wants) -> float:
-        """Seconds for which an upstream has to be left alone."""
-        levels, now = self._capacity.levels(), self._clock.time()
-        counters = (levels.get(claim.key) for claim in wants.prices[name])
-        return max([0.0, *(c.closed_until - now for c in counters if c is not None and not c.shadow)])
-
-
-def _turn(waiter: Waiter) -> _Turn:
-    assert isinstance(waiter, _Turn)  # noqa: S101 - only this file fills the lanes
-    return waiter
-
-
-def _group(turn: _Turn, *, first_only: bool) -> Group:
-    keys = frozenset(claim.key for name in turn.fitting for claim in turn.wants.prices[name])
-    return Group(turn.fitting, keys, first_only)

@@ -32,9 +32,9 @@ from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Ability, Call, Endpoint, Request, Session, Size
 from extproc.core.retries import KEYED
 from extproc.core.value import value
-from extproc.limiter import Wants
 from extproc.ports import Clock, Head
 from extproc.sizes import Counted, Sizes
+from extproc.turn import Wants
 
 __all__ = ["Greeting", "Reception", "SessionRules", "trace_of"]
 

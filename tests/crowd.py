@@ -18,7 +18,8 @@ from extproc.core.lanes import Lanes
 from extproc.core.policy import Lane
 from extproc.core.refusal import Rejected
 from extproc.core.request import Request, Size
-from extproc.limiter import Limiter, Wants
+from extproc.limiter import Limiter
+from extproc.turn import Wants
 from tests.doubles import FakeExchange, Ledger, Observer, VirtualLoop, request
 
 SDK_RETRIES = 2

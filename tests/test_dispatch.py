@@ -38,11 +38,11 @@ from extproc.core.retries import RetryBudget
 from extproc.core.routing import claims
 from extproc.core.watermark import Reading, Watermark
 from extproc.dispatch import Dispatch, Outlook, Timing
-from extproc.limiter import Wants
 from extproc.ports import Departure, Head
 from extproc.reception import Greeting
 from extproc.settings import PROVIDERS
 from extproc.shared.memory import MemoryCapacity
+from extproc.turn import Wants
 from extproc.wording import Wording
 from tests.doubles import HandClock, Observer, request
 

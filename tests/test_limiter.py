@@ -27,8 +27,9 @@ from extproc.core.policy import Bounds, KvRules, Lane, Order, Pacing, WhenBusy
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
 from extproc.core.watermark import Reading, Watermark
-from extproc.limiter import MAX_DEPTH, MAX_LOOKS, TICK_S, Grant, Limiter, Wants, _turn
+from extproc.limiter import MAX_DEPTH, MAX_LOOKS, TICK_S, Grant, Limiter
 from extproc.ports import Gone
+from extproc.turn import Wants, turn_of
 from tests.doubles import FakeExchange, Ledger, Observer, Suspending, VirtualLoop, play, request
 
 KINDS = [Ledger, Suspending]
@@ -329,7 +330,7 @@ def test_those_who_are_let_go_together_are_no_more_than_may_return(kind: type[Le
         tasks = [bench.send("a", model=f"m{n}") for n in range(30)]
         await asyncio.sleep(1)
         bench.sick.clear()
-        bench.limiter._allows = lambda _: held.used < 2
+        bench.limiter._reach._allows = lambda _: held.used < 2
         bench.limiter.kick()
         for going in (2, 4, 6):
             await asyncio.sleep(0.1)
@@ -382,7 +383,7 @@ def test_a_window_does_not_bind_those_who_have_nobody_else_to_ask(
         await asyncio.sleep(1)
         assert not any(task.done() for task in tasks)
         slow.add("a")
-        bench.limiter._allows = lambda name: name == "b" or held.used < 2
+        bench.limiter._reach._allows = lambda name: name == "b" or held.used < 2
         bench.limiter.kick()
         went = [(await task).upstream for task in tasks]
         assert (went.count("a"), went.count("b")) == (a, b)
@@ -1372,8 +1373,9 @@ class Watched(Limiter):
         self._latest[head.request.ticket] = answer.option.name
         if self._capacity.immediate:
             assert not self.draining
-            names, name = _turn(head).wants.names, answer.option.name
-            assert self._allows(name) or (self._slow(name) and not any(map(self._allows, names)))
+            names, name = turn_of(head).wants.names, answer.option.name
+            allows, slow = self._reach._allows, self._reach._slow
+            assert allows(name) or (slow(name) and not any(map(allows, names)))
         self.on_grant(head.request)
 
 

@@ -23,10 +23,10 @@ from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
 from extproc.core.retries import KEYED
 from extproc.core.spend import PriceList
-from extproc.limiter import Wants
 from extproc.ports import Head
 from extproc.reception import Reception, SessionRules
 from extproc.settings import parse
+from extproc.turn import Wants
 from tests.doubles import HandClock
 
 CONFIG = """

@@ -26,8 +26,9 @@ from extproc.core.lanes import Lanes
 from extproc.core.policy import Bounds, Lane, WhenBusy
 from extproc.core.refusal import Rejected
 from extproc.core.request import Size
-from extproc.limiter import Limiter, Wants
+from extproc.limiter import Limiter
 from extproc.shared.memory import MemoryCapacity
+from extproc.turn import Wants
 from tests.doubles import request
 
 QUEUED = (10, 1_000, 100_000)
