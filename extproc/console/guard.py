@@ -27,6 +27,8 @@ MOST_DISCARDED = 1_048_576
 """So much of a body that is too long is read and thrown away: who still sends does not see the answer."""
 BODY_S = 5.0
 """So long a body may take to come."""
+LAST = "last"
+"""Where it is noted, in a request's state, that the connection must not be used again."""
 UNREAD = "unread"
 """Where it is noted why a body was not taken."""
 CSP = (
@@ -63,6 +65,7 @@ class Guard:
             return
         headers = {name: given for name, given in scope["headers"] if name in (b"content-length", b"transfer-encoding")}
         has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        last = LAST in scope.get("state", {})
         scope = {**scope, "path": _ascii(scope.get("raw_path") or scope["path"].encode())}
         if sum(len(name) + len(given) for name, given in scope["headers"]) > MOST_HEAD:
             await problem(431, f"a head has at most {MOST_HEAD} bytes")(scope, receive, _with_headers(send, last=True))
@@ -70,14 +73,14 @@ class Guard:
         if scope["method"] == "HEAD" and scope["path"] != STREAM:
             scope["method"] = "GET"  # the server leaves the body out
         if scope["method"] == "GET":
-            await self._app(scope, receive, _with_headers(send, last=has_body))
+            await self._app(scope, receive, _with_headers(send, last=last or has_body))
             return
         body = await _body(headers.get(b"content-length"), receive) if has_body else b""
         if isinstance(body, int):
             scope["state"] = {**scope.get("state", {}), UNREAD: body}
             await self._app(scope, _replayed(b"", receive), _with_headers(send, last=True))
             return
-        await self._app(scope, _replayed(body, receive), _with_headers(send, last=False))
+        await self._app(scope, _replayed(body, receive), _with_headers(send, last=last))
 
 
 def unread(state: Mapping[str, Any]) -> tuple[int, str] | None:

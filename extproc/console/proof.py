@@ -74,7 +74,7 @@ class Proof:
             return
         self._seen, self._token, self._why = mark, b"", ""
         try:
-            self._token = read_token(str(file))
+            self._token = _kept_token(str(file))
         except TokenError as error:
             self._why = f"admin.token_file: {error}"
 
@@ -95,11 +95,18 @@ def read_token(path: str) -> bytes:
     return held
 
 
+def _kept_token(path: str) -> bytes:
+    """That of a file which is read again and again; what has no end, or comes when it likes, is not waited for."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise TokenError(f"{path} is not a file")
+    return read_token(path)
+
+
 def problems(admin: AdminSettings) -> Iterator[str]:
     """What keeps these settings from being used; a line each, path first."""
     if admin.token_file is not None:
         try:
-            read_token(admin.token_file)
+            _kept_token(admin.token_file)
         except TokenError as error:
             yield f"admin.token_file: {error}"
     if admin.cert_file is not None and admin.key_file is not None:

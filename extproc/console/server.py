@@ -10,20 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from extproc.console import api, proof
 from extproc.console.audit import Audit
 from extproc.console.desk import Desk
-from extproc.console.guard import MOST_HEAD
+from extproc.console.guard import LAST, MOST_HEAD
 from extproc.console.sources import Sources
 from extproc.console.stream import Overviews
-from extproc.console.tls import context_of, subject_of
+from extproc.console.tls import context_of, mark_of, subject_of
 from extproc.settings import AdminSettings, SettingsError
 
 __all__ = ["Console", "serve"]
@@ -89,7 +91,6 @@ async def serve(address: str, sources: Sources, admin: AdminSettings | None = No
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=MOST_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=2 * MOST_HEAD,
@@ -97,7 +98,7 @@ async def serve(address: str, sources: Sources, admin: AdminSettings | None = No
     )
     config.load()
     config.ssl = context
-    server = _Server(config)
+    server = _Server(config, partial(mark_of, admin))
     try:
         await server.startup(listening)
     except BaseException:
@@ -112,6 +113,11 @@ class _Server(uvicorn.Server):
 
     servers: list[asyncio.Server]
 
+    def __init__(self, config: uvicorn.Config, clients: Callable[[], tuple[int, ...]]) -> None:
+        """clients: another mark for another CA whose clients may act."""
+        super().__init__(config)
+        self._clients = clients
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """They are the service's."""
@@ -124,7 +130,7 @@ class _Server(uvicorn.Server):
         loop, config = asyncio.get_running_loop(), self.config
 
         def connection() -> asyncio.Protocol:
-            return _Connection(config, self.server_state, {}, loop)
+            return _Connection(config, self.server_state, {}, loop, self._clients)
 
         limits: dict[str, Any] = {"ssl_handshake_timeout": HEAD_S, "ssl_shutdown_timeout": 1.0} if config.ssl else {}
         self.servers = [
@@ -150,13 +156,42 @@ class _Connection(H11Protocol):
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
 
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        loop: asyncio.AbstractEventLoop,
+        clients: Callable[[], tuple[int, ...]] = tuple,
+    ) -> None:
+        """clients: see `_Server`."""
+        super().__init__(config, server_state, app_state, loop)
+        self.clients = clients
+
+    @property
+    def begun(self) -> bool:
+        """Whether an answer is under way."""
+        return self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """It has so long for its request, and is whom its certificate names."""
         super().connection_made(transport)
+        self.came = self.loop.time()
+        self._make_room()
         transport.set_write_buffer_limits(high=1)  # so that `pause_writing` tells of all that is not read
         self._late = self.loop.call_later(HEAD_S, transport.abort)
         if certificate := transport.get_extra_info("peercert"):
-            self.app = _as(subject_of(certificate), self.app)
+            self.app = _as(subject_of(certificate), self.clients, self.app)
+
+    def _make_room(self) -> None:
+        """Where there are too many, the one that has said nothing for the longest time goes; else who just came.
+
+        Who is silent, or slow to say what it wants, must not keep others out: not who looks whether this still runs.
+        """
+        here = [each for each in self.connections if not each.transport.is_closing()]
+        if len(here) > MOST_CONNECTIONS:
+            silent = (each for each in here if isinstance(each, _Connection) and not each.begun)
+            min(silent, key=lambda each: each.came, default=self).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has gone."""
@@ -190,9 +225,16 @@ def _off(*timers: asyncio.TimerHandle | None) -> None:
             timer.cancel()
 
 
-def _as(subject: str, app: Any) -> Any:
+def _as(subject: str, clients: Callable[[], tuple[int, ...]], app: Any) -> Any:
+    """The same for whoever has shown this certificate, while those of the same CA may act."""
+    shown = clients()
+
     async def named(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        await app({**scope, "extensions": {"tls": {"client_cert_name": subject}}}, receive, send)
+        if clients() == shown:
+            scope = {**scope, "extensions": {"tls": {"client_cert_name": subject}}}
+        else:
+            scope = {**scope, "state": {**scope.get("state", {}), LAST: True}}  # to come again, and to show it anew
+        await app(scope, receive, send)
 
     return named
 

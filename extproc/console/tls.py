@@ -1,7 +1,8 @@
 """TLS of the console: from files that may be replaced while it runs, with client certificates for those who have one.
 
 Each handshake looks whether the files have changed. What does not belong together, as in the midst of a renewal, is not
-taken: what was there before stays in use, until the next handshake finds better.
+taken: what was there before stays in use, until the next handshake finds better. A certificate proves something only
+while the file of the CA is the one that it was shown under; then whoever shows it has to shake hands again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from extproc.settings import AdminSettings
 
-__all__ = ["context_of", "subject_of"]
+__all__ = ["context_of", "mark_of", "subject_of"]
 
 log = logging.getLogger("tidegate")
 
@@ -40,6 +41,11 @@ def context_of(admin: AdminSettings) -> ssl.SSLContext | None:
     return first
 
 
+def mark_of(admin: AdminSettings) -> tuple[int, ...]:
+    """Another one for another file of the CA whose clients may act."""
+    return _mark(admin.client_ca_file) if admin.client_ca_file else ()
+
+
 def subject_of(certificate: dict[str, Any]) -> str:
     """Who a verified certificate says that its owner is: its subject, or its first name where that is empty."""
     named = [f"{_short(key)}={each}" for part in certificate.get("subject", ()) for key, each in part]
@@ -59,6 +65,9 @@ def _read(admin: AdminSettings) -> ssl.SSLContext:
     if admin.client_ca_file is not None:
         context.load_verify_locations(admin.client_ca_file)
         context.verify_mode = ssl.CERT_OPTIONAL  # health and metrics, and a page that asks for the token, need none
+        # Nobody comes back by a session of before without its certificate being looked at: by then that of another CA
+        # may count. Before TLS 1.3 there is no way to forbid that.
+        context.minimum_version, context.num_tickets = ssl.TLSVersion.TLSv1_3, 0
     return context
 
 

@@ -910,7 +910,7 @@ class AdminSettings(Section):
     """With key_file: the console speaks TLS."""
     key_file: str | None = None
     client_ca_file: str | None = None
-    """Whoever shows a certificate by this CA may act, too."""
+    """Whoever shows a certificate by this CA may act, too. The console speaks only TLS 1.3 then."""
     audit_file: str | None = None
     """JSON lines of every action: one before it is done, one with what came of it. They are in the log in any case.
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -16,7 +19,7 @@ from extproc.check import advice, validate
 from extproc.console import proof
 from extproc.console.proof import NOBODY, TokenError
 from extproc.settings import AdminSettings, SettingsError, load
-from tests.console.world import PROOF, TOKEN, World, by_token, client, served
+from tests.console.world import PROOF, TOKEN, World, beside, by_token, client, served
 
 ACTIONS = [
     ("POST", "/api/v1/drain"), ("POST", "/api/v1/undrain"), ("POST", "/api/v1/bypass"), ("DELETE", "/api/v1/bypass"),
@@ -333,3 +336,52 @@ async def _first_then(watched: httpx.Response, token: Path) -> AsyncIterator[str
     async for line in watched.aiter_lines():
         token.write_text("another-token-that-is-long-enough")  # noqa: ASYNC240 - a few bytes
         yield line
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
+async def test_what_is_no_file_is_not_waited_for(put: Callable[[Path], None], tmp_path: Path) -> None:
+    """A pipe, a folder or a device in the token's place while it runs: whoever asks is told, until it is a file again.
+
+    It does not start with one either.
+    """
+    admin, token, kept = by_token(tmp_path), tmp_path / "token", tmp_path / "kept"
+    async with served(World(), admin) as (address, _), client(f"http://{address}") as http, asyncio.timeout(60):
+        for moved in (lambda: (token.rename(kept), put(token)), lambda: (token.rename(tmp_path / "aside"),)):
+            moved()
+            refused = await http.post("/api/v1/drain", headers=PROOF)
+            assert refused.status_code == 403
+            assert f"{token} is not a file" in refused.text or not await asyncio.to_thread(token.exists)
+        await asyncio.to_thread(kept.rename, token)
+        assert (await http.post("/api/v1/drain", headers=PROOF)).status_code == 200
+    await asyncio.to_thread(token.unlink)
+    put(token)
+    assert [*proof.problems(admin)] == [f"admin.token_file: {token} is not a file"]
+
+
+async def test_whose_ca_counts_no_more_may_not_act(tmp_path: Path, ca: trustme.CA) -> None:
+    """Neither on the connection that there is, nor on a new one by a session of before."""
+    world, former, latter = World(), trustme.CA(), trustme.CA()
+    admin = _secured(tmp_path, ca, token=False, clients=former)
+    context = _trusting(ca, former.issue_cert("ops@example.com"))
+    with beside(world, admin) as url:
+        host, port = url.removeprefix("http://").split(":")
+
+        def ask(session: ssl.SSLSession | None = None) -> tuple[bytes, ssl.SSLSession | None]:
+            plain = socket.create_connection((host, int(port)), 30)
+            with context.wrap_socket(plain, server_hostname=host, session=session) as secured:
+                secured.sendall(b"POST /api/v1/drain HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+                got = b"".join(iter(lambda: secured.recv(65536), b""))
+                return got.split(b"\r\n")[0], secured.session
+
+        async with client(f"https://{host}:{port}", verify=context) as http:
+            assert (await http.post("/api/v1/drain")).status_code == 200
+            good, session = await asyncio.to_thread(ask)
+            assert good == b"HTTP/1.1 200 OK"
+            latter.cert_pem.write_to_path(tmp_path / "ca.pem")
+            refused = await http.post("/api/v1/drain")
+            assert (refused.status_code, refused.headers["connection"]) == (401, "close")
+            with suppress(OSError):  # it may be cut off
+                assert (await asyncio.to_thread(ask, session))[0] == b""
+        assert len(world.levers.done) == 2
+        async with client(f"https://{host}:{port}", verify=_trusting(ca, latter.issue_cert("ops@example.com"))) as http:
+            assert (await http.post("/api/v1/drain")).status_code == 200

@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,25 @@ async def test_slow_and_half_closed_clients_are_let_go(monkeypatch: pytest.Monke
             writer.write_eof()
             await reader.read()
         await _until(lambda: not console._server.server_state.connections)
+
+
+async def test_who_keeps_many_connections_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Silent ones, halves of heads, bodies that never come: the oldest goes, and whoever asks is answered."""
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
+    body = head("/api/v1/drain", "POST", content_length="100", content_type="application/json")
+    async with AsyncExitStack() as stack:
+        address, console = await stack.enter_async_context(served(World(), by_token(tmp_path)))
+        watching = await stack.enter_async_context(client(f"http://{address}"))
+        lines = (await stack.enter_async_context(watching.stream("GET", "/api/v1/stream"))).aiter_lines()
+        assert (await event(lines))["status"] == "ok"
+        crowd = [await stack.enter_async_context(raw(address)) for _ in range(60)]
+        for at, (_, writer) in enumerate(crowd):
+            writer.write((b"", head()[:10], body)[at % 3])
+        for _ in range(3):
+            async with client(f"http://{address}") as http:
+                assert (await http.get("/healthz")).text == "ok\n"
+        assert len(console._server.server_state.connections) <= 20
+        assert (await event(lines))["status"] == "ok", "who is being answered stays"
 
 
 async def _drip(writer: asyncio.StreamWriter) -> None:
