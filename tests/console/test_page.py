@@ -249,6 +249,13 @@ def test_acts_with_the_token_and_tells_what_came_of_it(page: Page) -> None:
         assert {proof for method, *_, proof in server.asked if method != "GET"} == {f"Bearer {server.token}"}
         kept = page.evaluate("[JSON.stringify(localStorage), document.cookie, location.href]")
         assert not [place for place in kept if server.token in place]
+        overview["sessions"] = [{"tenant": "..", "id": "drain", "requests": 1, "tokens": 5, "usd": 0.1}]
+        page.get_by_role("button", name="Raise the budget of session drain").click()
+        ask.locator("[name=add_tokens]").fill("5000")
+        page.locator("#ask-go").click()
+        expect(page.locator("#ask-error")).to_contain_text("the name .. cannot be part of an address")
+        page.keyboard.press("Escape")
+        assert len(server.actions()) == 8
         server.refuse = (409, "lane P9 is already paused")
         act(f"Pause lane {lane}", "Pause")
         expect(page.locator("#ask-error")).to_have_text("lane P9 is already paused")
@@ -361,8 +368,10 @@ def test_old_figures_do_not_look_new(page: Page) -> None:
         expect(page.locator("#stale-why")).to_contain_text("Connection lost")
         expect(page.locator("#stale-age")).to_contain_text("Figures are")
         assert page.evaluate("document.body.classList.contains('stale')")
+        expect(page).to_have_title("no connection: Tidegate")
         server.away = False
         expect(page.locator("#stale")).to_be_hidden(timeout=30_000)
+        expect(page).to_have_title("Tidegate")
         expect(button).to_be_focused()
 
 

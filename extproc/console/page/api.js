@@ -31,8 +31,13 @@ export function headers() {
   return proof.token ? { authorization: `Bearer ${proof.token}` } : {};
 }
 
-/** A path with names in it, each quoted whole: path`lanes/${lane}/pause`. */
+/**
+ * A path with names in it, each quoted whole: path`lanes/${lane}/pause`. Names of dots alone lead elsewhere in every
+ * browser, however they are quoted: Problem.
+ */
 export function path(words, ...names) {
+  const dots = names.find((name) => /^\.{1,2}$/.test(name));
+  if (dots) throw new Problem(0, `the name ${dots} cannot be part of an address; use tidegate admin`);
   return words.reduce((whole, part, i) => whole + encodeURIComponent(names[i - 1]) + part);
 }
 

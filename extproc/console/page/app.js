@@ -75,6 +75,7 @@ function age() {
   text(byId("link-text"), stale ? (locked ? "locked" : "no connection") : old === null ? "connecting" : "live");
   attr(link, "title", view ? `figures of ${clock(view.at)}` : "");
   document.body.classList.toggle("stale", stale && view !== null);
+  if (stale) document.title = `${locked ? "locked" : "no connection"}: Tidegate`;  // the tab is all that many look at
   const banner = byId("stale");
   banner.hidden = !stale;
   if (!stale) return;
