@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from extproc.core.events import Event
@@ -69,11 +70,16 @@ class Meter:
             return
         loop = asyncio.get_running_loop()
 
-        async def ask() -> Mapping[str, Any]:
-            return state()
+        def ask(asked: Future[Mapping[str, Any]]) -> None:
+            try:
+                asked.set_result(state())
+            except Exception as error:  # noqa: BLE001 - who asked is told
+                asked.set_exception(error)
 
         def told() -> Mapping[str, Any]:
-            return asyncio.run_coroutine_threadsafe(ask(), loop).result(GATHER_S)
+            asked: Future[Mapping[str, Any]] = Future()
+            loop.call_soon_threadsafe(ask, asked)  # a coroutine would be left behind by a loop that ends
+            return asked.result(GATHER_S)
 
         self._push = Push(self._otlp, self._headers, lambda: self.data(told()))
 

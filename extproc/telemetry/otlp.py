@@ -14,13 +14,14 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import requests
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
 
 from extproc.settings import OtlpSettings
 
-__all__ = ["Heard", "OtlpError", "Push", "headers_of"]
+__all__ = ["Heard", "OtlpError", "Push", "Session", "headers_of"]
 
 log = logging.getLogger("tidegate")
 
@@ -58,6 +59,25 @@ def _header(line: str, where: str) -> tuple[str, str]:
     if not colon or not name.strip().replace("-", "").replace("_", "").isalnum() or not value.strip():
         raise OtlpError(f"{where}: is not `name: value`")
     return name.strip().lower(), value.strip()
+
+
+class Session(requests.Session):
+    """Looks at the head of an answer and no further: what has no end, or comes a byte at a time, holds nobody.
+
+    An answer that leads elsewhere is an error: nothing is sent there, and it would pass for taken.
+    """
+
+    def send(self, request: requests.PreparedRequest, **how: Any) -> requests.Response:
+        """As the library asks."""
+        answer = super().send(request, **{**how, "stream": True})
+        if answer.headers.get("content-length") == "0":
+            _ = answer.content  # so that the connection can be used again
+        else:
+            answer.close()
+            answer._content = b""  # noqa: SLF001 - what is set is not read any more
+        if answer.is_redirect or 300 <= answer.status_code < 400:  # noqa: PLR2004 - whatever else sends elsewhere
+            raise requests.RequestException(f"the answer is {answer.status_code} and leads elsewhere")
+        return answer
 
 
 class Words(logging.Filter):
@@ -119,7 +139,7 @@ class Exporter(OTLPMetricExporter):
         """headers: see `headers_of`."""
         self.heard = Heard("metrics")
         endpoint = f"{settings.endpoint.rstrip('/')}/v1/metrics"
-        super().__init__(endpoint, headers=headers, timeout=TIMEOUT_S, compression=Compression.Gzip)
+        super().__init__(endpoint, headers=headers, timeout=TIMEOUT_S, compression=Compression.Gzip, session=Session())
 
     def export(
         self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: Any

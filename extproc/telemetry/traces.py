@@ -51,7 +51,7 @@ from opentelemetry.trace import (
 from extproc.settings import OtlpSettings
 from extproc.telemetry import spans
 from extproc.telemetry.dossiers import Dossier
-from extproc.telemetry.otlp import Heard, headers_of
+from extproc.telemetry.otlp import Heard, Session, headers_of
 from extproc.telemetry.places import Places
 from extproc.telemetry.sampling import Sampling, parent_of
 
@@ -224,7 +224,7 @@ class Exporter(OTLPSpanExporter):
         """headers: see `headers_of`."""
         self.heard = Heard("traces")
         endpoint = f"{otlp.endpoint.rstrip('/')}/v1/traces"
-        super().__init__(endpoint, headers=headers, timeout=TIMEOUT_S, compression=Compression.Gzip)
+        super().__init__(endpoint, headers=headers, timeout=TIMEOUT_S, compression=Compression.Gzip, session=Session())
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send them. Whatever goes wrong costs no more than these."""

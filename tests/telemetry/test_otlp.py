@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from queue import Queue
@@ -32,7 +32,10 @@ class Collector:
     """Takes what is posted, after `slow_s`, and answers with `status`."""
 
     def __init__(self) -> None:
-        self.status, self.slow_s = 200, 0.0
+        self.status, self.slow_s, self.headers = 200, 0.0, {"content-length": "0"}
+        self.calls = 0
+        """Connections."""
+        self.endless = False
         self.heard: Queue[tuple[str, dict[str, str], ExportMetricsServiceRequest]] = Queue()
         self.endpoint = ""
 
@@ -46,13 +49,25 @@ def collector() -> Iterator[Collector]:
     here = Collector()
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            here.calls += 1
+
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             told = ExportMetricsServiceRequest.FromString(gzip.decompress(body))
             time.sleep(here.slow_s)
             self.send_response(here.status)
+            for name, value in here.headers.items():
+                self.send_header(name, value)
             self.end_headers()
             here.heard.put((self.path, {k.lower(): v for k, v in self.headers.items()}, told))
+            with suppress(OSError):
+                while here.endless:
+                    self.wfile.write(b"x")
+                    time.sleep(0.05)
 
         def log_message(self, *_: Any) -> None:
             """Nothing."""
@@ -184,6 +199,34 @@ async def test_a_collector_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPat
         began = time.monotonic()
         await one.stop()
         assert time.monotonic() - began < 30
+
+
+async def test_an_answer_without_end_holds_nobody() -> None:
+    """Not a byte of it is waited for: only its head counts. And an answer of nothing leaves the connection open."""
+    with collector() as here:
+        one = meter(here.endpoint)
+        one.start(lambda: told(one))
+        for _ in range(3):
+            await asyncio.to_thread(here.next)
+        assert here.calls == 1
+        here.headers, here.endless = {"content-length": "1000000000"}, True
+        for _ in range(3):
+            await asyncio.to_thread(here.next)
+        here.endless = False
+        await one.stop()
+
+
+async def test_an_answer_that_leads_elsewhere_is_not_taken_for_a_good_one(caplog: pytest.LogCaptureFixture) -> None:
+    """What is sent has a key with it, that nobody else is to see."""
+    with collector() as here, collector() as other, caplog.at_level(logging.WARNING):
+        here.status, here.headers = 307, {"location": f"{other.endpoint}/v1/metrics", "content-length": "0"}
+        one = meter(here.endpoint)
+        one.start(lambda: told(one))
+        await asyncio.to_thread(here.next)
+        await asyncio.to_thread(here.next)
+        await one.stop()
+        assert other.heard.empty()
+    assert "the answer is 307 and leads elsewhere" in caplog.text
 
 
 async def test_a_state_that_breaks_does_not_end_the_sending() -> None:
