@@ -10,7 +10,7 @@ from typing import Any
 
 from extproc.core.policy import Kind, Pacing, Upstream, WhenBusy
 from extproc.core.refusal import Reason
-from extproc.telemetry.keys import place_of
+from extproc.telemetry.keys import parts_of
 from extproc.telemetry.seen import Seen
 from extproc.telemetry.words import clean, key_words
 
@@ -57,11 +57,11 @@ def _waits(seen: Seen, lane: str, key: str, lines: list[Line]) -> dict[str, Any]
 
 
 def _what(seen: Seen, key: str) -> str:
-    counter, place = seen.state["counters"].get(key, {}), place_of(key)
-    if place.kind == "breaker":
-        return f"{place.name}, which {'is out' if seen.lever('upstreams', place.name, 'out') else 'rests'}"
+    counter, parts = seen.state["counters"].get(key, {}), parts_of(key)
+    if parts.kind == "breaker":
+        return f"{parts.name}, which {'is out' if seen.lever('upstreams', parts.name, 'out') else 'rests'}"
     if counter.get("closed_s"):
-        return f"the pause that {place.name} asked for ({key_words(key)})"
+        return f"the pause that {parts.name} asked for ({key_words(key)})"
     return key_words(key)
 
 
@@ -72,8 +72,8 @@ def _in(seconds: float | None) -> str:
 
 
 def _hints(seen: Seen, key: str, line: Line) -> Iterator[str]:
-    place = place_of(key)
-    upstream = seen.policy.upstreams.get(place.name) if place.of == "upstream" else None
+    parts = parts_of(key)
+    upstream = seen.policy.upstreams.get(parts.name) if parts.of == "upstream" else None
     if upstream is not None:
         yield from _of_upstream(seen, key, upstream, line)
     yield _chain(seen, key, line)
@@ -82,8 +82,8 @@ def _hints(seen: Seen, key: str, line: Line) -> Iterator[str]:
 
 
 def _of_upstream(seen: Seen, key: str, upstream: Upstream, line: Line) -> Iterator[str]:
-    counter, place = seen.state["counters"].get(key, {}), place_of(key)
-    match place.kind:
+    counter, parts = seen.state["counters"].get(key, {}), parts_of(key)
+    match parts.kind:
         case "breaker":
             yield _breaker(seen, upstream.name)
         case "kv":
@@ -132,15 +132,15 @@ def _slots(counter: Mapping[str, Any], upstream: Upstream) -> str:
 
 
 def _bucket(seen: Seen, key: str, counter: Mapping[str, Any], upstream: Upstream, line: Line) -> str:
-    place, brake = place_of(key), seen.state["pacing"].get(key) or {}
+    parts, brake = parts_of(key), seen.state["pacing"].get(key) or {}
     if counter.get("closed_s"):
         return f"a 429 or a header of {upstream.name} asked for this pause"
     if brake.get("others_per_s", 0) > 0.1 * counter.get("per_second", 0.0) > 0:
         return f"others use {brake['others_per_s'] * 60:,.0f} a minute of the same account"
     if brake.get("share", 1.0) < 0.95:  # noqa: PLR2004 - less is no reason
         return f"after refusals for speed only {brake['share']:.0%} of the rate of {upstream.name} is used"
-    more = f"more {place.setting} at {upstream.name}, if its provider allows it"
-    kept = _kept(seen, place.kind, counter, upstream, line)
+    more = f"more {parts.setting} at {upstream.name}, if its provider allows it"
+    kept = _kept(seen, parts.kind, counter, upstream, line)
     return f"{kept}; {more}" if kept else more
 
 
@@ -173,7 +173,7 @@ def _chain(seen: Seen, key: str, line: Line) -> str:
             else f"no other upstream serves {clean(line['model'][:60])}: one more in its chain would"
         )
     if len(asked) > 1:
-        full = [name for name in asked if name != place_of(key).name]
+        full = [name for name in asked if name != parts_of(key).name]
         return f"{', '.join(full)} have no room either" if len(full) > 1 else f"{full[0]} has no room either"
     if len(chain) == 1:
         return f"or another upstream in the chain of {clean(line['model'][:60])}"

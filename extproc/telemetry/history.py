@@ -18,6 +18,7 @@ from typing import Any
 
 from extproc.core import events
 from extproc.core.refusal import Reason
+from extproc.telemetry.keys import parts_of
 
 __all__ = ["RATE_S", "RECENT_S", "STEP_S", "Counts", "History", "percentile"]
 
@@ -292,10 +293,9 @@ def _fills(counters: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """How full the emptiest bucket of each upstream is, 0..1; debt is empty."""
     found: dict[str, float] = {}
     for key, counter in counters.items():
-        kind, _, rest = key.partition("/")
-        if kind == "upstream" and counter.get("capacity"):
+        if key.startswith("upstream/") and counter.get("capacity"):
             fill = round(min(1.0, max(0.0, counter["level"] / counter["capacity"])), 4)
-            name = rest.partition("/")[0]
+            name = parts_of(key).name
             found[name] = min(fill, found.get(name, 1.0))
     return found
 

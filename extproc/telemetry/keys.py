@@ -1,11 +1,11 @@
-"""The names of counters taken apart: what is counted, whose it is, and which setting limits it."""
+"""The keys of counters taken apart: what is counted, whose it is, and which setting limits it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-__all__ = ["Place", "place_of"]
+__all__ = ["Parts", "parts_of"]
 
 SETTINGS = {
     "total": "tpm",
@@ -20,8 +20,11 @@ SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A counter's name taken apart. of: upstream, tenant, session, route or lane; model: where a limit is of one."""
+class Parts:
+    """What a counter's key says. of: upstream, tenant, session, route or lane; model: where a limit is of one.
+
+    name: of that upstream, tenant, route or lane; of a session, its tenant's.
+    """
 
     of: str
     name: str
@@ -34,11 +37,11 @@ class Place:
         return SETTINGS.get(self.kind, "")
 
 
-def place_of(key: str) -> Place:
-    """Take a counter's name apart. Names of tenants and routes are quoted in it; anything else is returned as it is."""
+def parts_of(key: str) -> Parts:
+    """Take a counter's key apart. Names of tenants and routes are quoted in it, and come back as they are."""
     of, _, rest = key.partition("/")
-    inner, _, kind = rest.rpartition("/")
+    inner, kind = rest.rpartition("/")[0], key.rpartition("/")[2]
     if of == "upstream":
         name, _, model = inner.partition("/")
-        return Place(of, name, kind, "" if model == "*" else model)
-    return Place(of, unquote(inner), kind)
+        return Parts(of, name, kind, "" if model == "*" else model)
+    return Parts(of, unquote(inner.partition("/")[0]), kind)

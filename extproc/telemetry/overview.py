@@ -12,7 +12,7 @@ from typing import Any
 from extproc.core.policy import Upstream
 from extproc.telemetry.binding import bindings
 from extproc.telemetry.history import percentile
-from extproc.telemetry.keys import place_of
+from extproc.telemetry.keys import parts_of
 from extproc.telemetry.notices import notices
 from extproc.telemetry.seen import PRESSURE, Seen
 
@@ -118,14 +118,14 @@ def _buckets(counters: Mapping[str, Mapping[str, Any]]) -> dict[str, list[dict[s
     found: dict[str, list[dict[str, Any]]] = {}
     for key, counter in counters.items():
         if "capacity" in counter and key.startswith("upstream/"):
-            found.setdefault(place_of(key).name, []).append(_bucket(key, counter))
+            found.setdefault(parts_of(key).name, []).append(_bucket(key, counter))
     return found
 
 
 def _bucket(key: str, counter: Mapping[str, Any]) -> dict[str, Any]:
     told = {name: counter[name] for name in ("level", "capacity", "per_second")}
     kept = {"closed_s": counter.get("closed_s"), "shadow": counter.get("shadow", False)}
-    return {"key": key, "kind": place_of(key).kind, **told, **kept}
+    return {"key": key, "kind": parts_of(key).kind, **told, **kept}
 
 
 def _kv(counter: Mapping[str, Any] | None) -> dict[str, Any] | None:

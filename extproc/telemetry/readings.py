@@ -13,6 +13,7 @@ from typing import Any
 
 from extproc.core.breaker import Sign, State
 from extproc.telemetry.distribution import Shown
+from extproc.telemetry.keys import parts_of
 from extproc.telemetry.measures import Measures, Served
 from extproc.telemetry.places import OTHER
 from extproc.telemetry.process import Process
@@ -166,8 +167,8 @@ def _of_counters(field: str, beside: str) -> Reading:
 
 def _counter(key: str) -> Labels:
     """The labels of a counter by its key: `upstream/a/*/total`, `tenant/b/usd_day`."""
-    kind, _, rest = key.partition("/")
-    return key, rest.partition("/")[0] if kind == "upstream" else None, key.rpartition("/")[2]
+    parts = parts_of(key)
+    return key, parts.name if parts.of == "upstream" else None, parts.kind
 
 
 def _closed(sources: Sources) -> Told:
@@ -186,7 +187,7 @@ def _cache(field: str) -> Reading:
     def read(sources: Sources) -> Told:
         for key, counter in sources.state["counters"].items():
             if "cache" in counter and counter.get(field) is not None:
-                yield (key.split("/")[1],), counter[field]
+                yield (parts_of(key).name,), counter[field]
 
     return read
 

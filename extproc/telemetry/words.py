@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any
-from urllib.parse import unquote
 
 from extproc.core.events import PassedOver, Why
+from extproc.telemetry.keys import parts_of
 
 __all__ = ["clean", "key_words", "keys_words", "plain", "seconds", "why_not"]
 
@@ -54,21 +54,18 @@ DIGITS = 6
 
 def key_words(key: str) -> str:
     """What a counter counts and whose it is: `upstream/primary/*/total` is "tokens a minute of primary"."""
-    place, _, rest = key.partition("/")
-    name, _, _ = rest.partition("/")
-    kind = key.rpartition("/")[2]
-    model = rest[len(name) + 1 : -len(kind) - 1] if place == "upstream" else ""
-    words = DOLLARS.get(kind, kind)
-    match place:
+    parts = parts_of(key)
+    name, kind, words = parts.name, parts.kind, DOLLARS.get(parts.kind, parts.kind)
+    match parts.of:
         case "upstream":
             at = "to use" if kind == "out" else "at" if kind in ("slots", "kv") else "of"
-            found = f"{AT_UPSTREAM.get(kind, words)} {at} {name}" + (f" for {model}" if model not in ("", "*") else "")
+            found = f"{AT_UPSTREAM.get(kind, words)} {at} {name}" + (f" for {parts.model}" if parts.model else "")
         case "tenant":
-            found = f"{OF_TENANT.get(kind, words)} of tenant {unquote(name)}"
+            found = f"{OF_TENANT.get(kind, words)} of tenant {name}"
         case "session":
-            found = f"{words} of a session of tenant {unquote(name)}"
+            found = f"{words} of a session of tenant {name}"
         case "route":
-            found = f"{words} of the route of {unquote(name)}"
+            found = f"{words} of the route of {name}"
         case "lane":
             found = f"{BOUNDS.get(kind, kind)} of lane {name}"
         case _:

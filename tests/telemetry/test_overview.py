@@ -16,7 +16,7 @@ from extproc.core.refusal import Reason
 from extproc.core.request import Dialect, Usage
 from extproc.core.runbook import Runbook
 from extproc.telemetry.history import STEP_S, History
-from extproc.telemetry.keys import Place, place_of
+from extproc.telemetry.keys import Parts, parts_of
 from extproc.telemetry.overview import Seen, overview
 from extproc.telemetry.tally import Tally
 from tests.doubles import HandClock, request
@@ -513,15 +513,17 @@ def test_sizes_that_are_kept_away(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "place"),
+    ("key", "parts"),
     [
-        ("upstream/a/*/total", Place("upstream", "a", "total")),
-        ("upstream/a/meta/llama/x/requests", Place("upstream", "a", "requests", "meta/llama/x")),
-        ("upstream/a/slots", Place("upstream", "a", "slots")),
-        ("tenant/a%2Fb/usd_day", Place("tenant", "a/b", "usd_day")),
-        ("session/t/s/tokens", Place("session", "t/s", "tokens")),
+        ("upstream/a/*/total", Parts("upstream", "a", "total")),
+        ("upstream/a/meta/llama/x/requests", Parts("upstream", "a", "requests", "meta/llama/x")),
+        ("upstream/a/slots", Parts("upstream", "a", "slots")),
+        ("tenant/a%2Fb/usd_day", Parts("tenant", "a/b", "usd_day")),
+        ("session/t%2F1/s/tokens", Parts("session", "t/1", "tokens")),
+        ("lane/P1/paused", Parts("lane", "P1", "paused")),
+        ("other", Parts("other", "", "other")),
     ],
 )
-def test_names_of_counters_are_taken_apart(key: str, place: Place) -> None:
+def test_keys_of_counters_are_taken_apart(key: str, parts: Parts) -> None:
     """Models may have slashes, and names of tenants are quoted."""
-    assert place_of(key) == place
+    assert parts_of(key) == parts
