@@ -292,7 +292,14 @@ class Limiter:
         """It wants other upstreams from now on."""
         self.lanes.regroup(turn, group)
         if turn.stood is not None:
-            turn.stands(turn.flow.line if turn.flow else None, self._clock.time())
+            turn.stands(self._line_of(turn), self._clock.time())
+
+    def _line_of(self, turn: _Turn) -> Line | None:
+        """Where it stands; of a paused lane nobody is tried, so that nobody else tells the line why it does not go."""
+        line = turn.flow.line if turn.flow else None
+        if line and turn.request.lane in self.lanes.paused:
+            line.refused((paused_key(turn.request.lane),), self._clock.time())
+        return line
 
     def _spill_later(self, turn: Turn, after_s: float) -> None:
         turn.timer = asyncio.get_running_loop().call_at(self._clock.time() + after_s, self._spill, turn)
@@ -509,9 +516,7 @@ class Limiter:
             raise refusal
         for bound in self.lanes.over(lane, shadow=True):
             self._observe(Shadowed(request, f"lane/{lane}/{bound}"))
-        line = turn.flow.line if turn.flow else None
-        if line and lane in self.lanes.paused:
-            line.refused((paused_key(lane),), now)
+        line = self._line_of(turn)
         turn.stands(line, now)
         place = self.forecast.place(turn, turn.wants.names, now)
         self._observe(Queued(request, predicted, place, line.lacking if line else (), self._waiting(lane)))

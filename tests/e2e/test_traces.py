@@ -145,8 +145,13 @@ def test_a_stream_tells_its_usage_and_first_token(world: World) -> None:
 
 
 def test_a_refused_one_is_a_trace_too(world: World) -> None:
-    """Its reason is the type of its error."""
-    (root,) = _of(world.collector.trace("c" * 32, at_least=3), "tidegate")
+    """Its reason is the type of its error; and its query, where some callers have their key, is in no span."""
+    spans = world.collector.trace("c" * 32, at_least=3)
+    (root,) = _of(spans, "tidegate")
+    (url,) = {span.attributes["http.url"] for span in spans if "http.url" in span.attributes}
+    path = "" if world.stack.settings.gateway.profile == "classic" else CHAT
+    assert url == f"{world.stack.url}{path}"
+    assert "sk-in-the-query" not in json.dumps([span.attributes for span in spans])
     assert (root.attributes["error.type"], root.attributes["tidegate.decision"]) == ("unknown_model", "refused")
     assert not root.failed
 

@@ -62,6 +62,19 @@ def test_without_traces_nothing_is_rendered(otlp: dict[str, Any] | None, profile
     assert not any(word in text for word in ("tracing", COLLECTOR, *TRACE_HEADERS))
 
 
+@pytest.mark.parametrize("profile", ["native", "classic"])
+def test_no_query_is_told(profile: str) -> None:
+    """Some callers have their key there. Older Envoys cannot leave it out without the path."""
+    told = manager_of(bootstrap(settings(COLLECTORS["https"], profile)))["tracing"]
+    if profile == "classic":
+        assert told["max_path_tag_length"] == 0
+        assert "custom_tags" not in told
+    else:
+        (tag,) = told["custom_tags"]
+        assert tag["tag"] == "http.url"
+        assert "%PATH(NQ:" in tag["value"]
+
+
 def test_the_callers_decision_is_kept_and_of_the_rest_a_share() -> None:
     """The listener's own sampling lets all pass, for what it drops is dropped whatever the sampler says."""
     told = manager_of(bootstrap(settings(COLLECTORS["https"], trace_sample=0.0123)))["tracing"]

@@ -188,6 +188,24 @@ def test_what_it_waited_for_changes_with_what_holds_it() -> None:
     tell(scenario)
 
 
+def test_a_pause_holds_one_that_might_spill_all_the_same() -> None:
+    """It is counted for as long as it lasts, in whatever line the request stands meanwhile."""
+
+    async def scenario(desk: Told) -> None:
+        limiter = desk.admission.limiter
+        limiter.pause("P1")
+        wire = desk.send(chat("on", "pair"))
+        await asyncio.sleep(20)
+        limiter.resume("P1")
+        await wire.task
+        await asyncio.sleep(1)
+        [spell] = desk.explain(wire)["queue"]["waited_for"]
+        assert spell["keys"] == ["lane/P1/paused"]
+        assert spell["seconds"] == pytest.approx(20.0, abs=0.1)
+
+    tell(scenario)
+
+
 def test_one_that_spilled() -> None:
     """Why not the first of its chain: for want of what, of which one was in the way."""
 
