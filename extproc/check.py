@@ -39,10 +39,22 @@ def validate(settings: Settings) -> None:
         missing.append(f"identity.jwt.jwks_file: {settings.identity.jwt.jwks_file} cannot be read, or is empty")
     missing += _tls_problems(settings)
     missing += proof.problems(settings.admin)
+    missing += _collector_problems(settings)
     if missing:
         raise SettingsError(missing)
     read_at_once = settings.gateway.model_copy(update={"secrets_dir": None})  # what is there may not be written yet
     validate_envoy(to_yaml(bootstrap(settings.model_copy(update={"gateway": read_at_once}))))
+
+
+def _collector_problems(settings: Settings) -> Iterator[str]:
+    """What would keep the service from starting."""
+    if settings.telemetry.otlp is not None:
+        from extproc.telemetry.otlp import OtlpError, headers_of  # noqa: PLC0415 - only who sends pays for loading it
+
+        try:
+            headers_of(settings.telemetry.otlp)
+        except OtlpError as error:
+            yield str(error)
 
 
 def _tls_problems(settings: Settings) -> Iterator[str]:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import yaml
 
-from extproc.console.command import admin
+from extproc.console.command import CaFile, ClientCertFile, ClientKeyFile, Console, TokenFile, admin
 from extproc.settings import Settings, SettingsError, load
 
 if TYPE_CHECKING:
+    from extproc.console.asking import Access
     from extproc.sim.policies import PolicyName
 
 __all__ = ["app", "main"]
@@ -27,7 +28,6 @@ Config = Annotated[
     Path | None,
     typer.Option("--config", "-c", help="The config file; tidegate.yaml here if there is one, else the built-in demo."),
 ]
-
 
 app.add_typer(admin, name="admin")
 
@@ -601,18 +601,19 @@ def session(
     *,
     add_tokens: Annotated[int, typer.Option(min=0, help="Let it use so many tokens more, from now on.")] = 0,
     add_usd: Annotated[float, typer.Option(min=0, help="Let it use so many dollars more, from now on.")] = 0.0,
-    token_file: Annotated[
-        str | None,
-        typer.Option(help="Who adds proves itself by this token; else TIDEGATE_TOKEN, or that of the config."),
-    ] = None,
     config: Config = None,
+    console: Console = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    client_cert_file: ClientCertFile = None,
+    client_key_file: ClientKeyFile = None,
 ) -> None:
     """Show what an agent session has used, and raise what it may use. Tidegate must be running."""
     from extproc.console import sessions  # noqa: PLC0415
-    from extproc.console.asking import ConsoleError, access  # noqa: PLC0415
+    from extproc.console.asking import ConsoleError  # noqa: PLC0415
 
     try:
-        reached = access(_settings(config), token_file=token_file)
+        reached = _reached(_settings(config), console, token_file, ca_file, client_cert_file, client_key_file)
         known = sessions.ask(reached, tenant, session_id, tokens=add_tokens, usd=add_usd)
     except ConsoleError as error:
         typer.echo(error, err=True)
@@ -622,21 +623,28 @@ def session(
 
 @app.command("explain")
 def explain_request(
-    request_id: Annotated[str, typer.Argument(metavar="ID", help="Its x-request-id, or the ticket that it got here.")],
+    request_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID", help="What x-tidegate-request-id of its answer says, or the ticket that it got here."
+        ),
+    ],
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print all that is known as JSON.")] = False,
-    token_file: Annotated[
-        str | None,
-        typer.Option(help="Needed where the console is not on loopback; else TIDEGATE_TOKEN, or that of the config."),
-    ] = None,
     config: Config = None,
+    console: Console = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    client_cert_file: ClientCertFile = None,
+    client_key_file: ClientKeyFile = None,
 ) -> None:
     """Tell what happened to a request: what it waited for, why it went where it went, or was refused."""
-    from extproc.console.asking import ConsoleError, access, ask, quoted  # noqa: PLC0415
+    from extproc.console.asking import ConsoleError, ask, quoted  # noqa: PLC0415
     from extproc.telemetry.story import told  # noqa: PLC0415
 
     try:
-        known = ask(access(_settings(config), token_file=token_file), "GET", f"/api/v1/requests/{quoted(request_id)}")
+        reached = _reached(_settings(config), console, token_file, ca_file, client_cert_file, client_key_file)
+        known = ask(reached, "GET", f"/api/v1/requests/{quoted(request_id)}")
     except ConsoleError as error:
         typer.echo(error, err=True)
         raise typer.Exit(1) from None
@@ -647,22 +655,21 @@ def explain_request(
 def top(
     config: Config = None,
     *,
-    console: Annotated[
-        str | None, typer.Option(help="host:port or URL of a console that the config does not name.")
-    ] = None,
-    token_file: Annotated[
-        str | None, typer.Option(help="What proves who acts; else TIDEGATE_TOKEN, or that of the config.")
-    ] = None,
-    ca_file: Annotated[str | None, typer.Option(help="Certificates to trust, instead of the system's.")] = None,
+    console: Console = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    client_cert_file: ClientCertFile = None,
+    client_key_file: ClientKeyFile = None,
     once: Annotated[bool, typer.Option("--once", help="Print all of it once, as plain text.")] = False,
 ) -> None:
     """Watch a running Tidegate: who waits, for what, and what would help; pause, trip, explain."""
-    from extproc.console.asking import ConsoleError, access  # noqa: PLC0415
+    from extproc.console.asking import ConsoleError  # noqa: PLC0415
     from extproc.console.top.remote import Remote  # noqa: PLC0415
     from extproc.telemetry.story import told  # noqa: PLC0415
 
     try:
-        remote = Remote(access(_settings(config), console=console, token_file=token_file, ca_file=ca_file))
+        reached = _reached(_settings(config), console, token_file, ca_file, client_cert_file, client_key_file)
+        remote = Remote(reached)
         if once:
             from extproc.console.top.plain import page  # noqa: PLC0415
 
@@ -683,25 +690,24 @@ def bundle(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to; tidegate-bundle-TIME.tar.gz.")
     ] = None,
-    console: Annotated[
-        str | None, typer.Option(help="host:port or URL of a console that the config does not name.")
-    ] = None,
-    token_file: Annotated[
-        str | None, typer.Option(help="Where reading needs a proof; else TIDEGATE_TOKEN, or that of the config.")
-    ] = None,
-    ca_file: Annotated[str | None, typer.Option(help="Certificates to trust, instead of the system's.")] = None,
+    console: Console = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    client_cert_file: ClientCertFile = None,
+    client_key_file: ClientKeyFile = None,
     envoy: Annotated[
         str | None, typer.Option(help="URL of Envoy's admin page; that of the config on loopback.")
     ] = None,
 ) -> None:
     """Pack into one file what helps others to help: config, decisions, metrics, Envoy's state; no secrets."""
     from extproc.bundle import BundleError, collect, save  # noqa: PLC0415
-    from extproc.console.asking import ConsoleError, access  # noqa: PLC0415
+    from extproc.console.asking import ConsoleError  # noqa: PLC0415
 
     settings = _settings(config)
     path = output or Path(time.strftime("tidegate-bundle-%Y%m%d-%H%M%S.tar.gz"))
     try:
-        found = collect(settings, access(settings, console=console, token_file=token_file, ca_file=ca_file), envoy)
+        reached = _reached(settings, console, token_file, ca_file, client_cert_file, client_key_file)
+        found = collect(settings, reached, envoy)
         save(found, path)
     except (BundleError, ConsoleError) as error:
         typer.echo(error, err=True)
@@ -709,6 +715,14 @@ def bundle(
     for name, why in found.missing.items():
         typer.echo(f"without {name}: {why}", err=True)
     typer.echo(path)
+
+
+def _reached(settings: Settings, console: str | None, *files: str | None) -> Access:
+    """The console to ask. files: as of `access`, in its order. ConsoleError."""
+    from extproc.console.asking import access  # noqa: PLC0415
+
+    token, ca, cert, key = files
+    return access(settings, console=console, token_file=token, ca_file=ca, client_cert_file=cert, client_key_file=key)
 
 
 def _fakes(settings: Settings) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from extproc import dialects
 from extproc.core import routing
 from extproc.core.events import PassedOver, Why
 from extproc.core.flight import Flight
-from extproc.core.policy import Policy
+from extproc.core.policy import Policy, WhenBusy
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Endpoint, Request
 from extproc.core.retries import RetryBudget
@@ -103,6 +103,8 @@ class Dispatch:
         self._first_token_s = {r.name: r.first_token_s for r in policy.routes if r.first_token_s is not None}
         self._below = {lane.name: len(policy.lanes) - 1 - lane.rank for lane in policy.lanes.values()}
         """How many lanes rank below each."""
+        self._holding = {lane.name for lane in policy.lanes.values() if lane.when_busy is WhenBusy.HOLD}
+        """Lanes whose requests wait for their first choice alone."""
         self._terms = {lane.name: Terms(lane.name, lane.rank, lane.min_share) for lane in policy.lanes.values()}
         """On what terms a failover takes: as any request of its lane, but for a pace that it could not keep, and for
         what its lane keeps free: that spares better lanes a wait, and is no reason to fail somebody who was let go."""
@@ -199,7 +201,12 @@ class Dispatch:
             return PassedOver(name, Why.DOLLARS, keys, wait_s, behind=behind)
         if lacking:
             return PassedOver(name, Why.NO_ROOM, keys, wait_s, behind=behind)
-        return PassedOver(name, Why.BEHIND if name not in ahead else Why.BUSY if order else Why.TURN, behind=behind)
+        if order:
+            why = Why.BUSY if name in ahead else Why.BEHIND
+        else:
+            first = next(filter(self._allows, wants.names), name)
+            why = Why.HOLD if request.lane in self._holding and name != first else Why.TURN
+        return PassedOver(name, why, behind=behind)
 
     def instead(
         self, rejected: Rejected, greeting: Greeting | None, document: dialects.Document | None

@@ -187,7 +187,8 @@ class Sight:
 
     def _newest(self, **wanted: Any) -> list[dict[str, Any]]:
         """A line for each; see Dossiers.newest."""
-        return [summary(one) for one in self._listeners.dossiers.newest(**wanted)]
+        now = self._clock()
+        return [summary(one, now) for one in self._listeners.dossiers.newest(**wanted)]
 
 
 def traced(settings: Settings) -> bool:

@@ -95,7 +95,8 @@ def _greet(stack: Stack) -> None:
     for name in stack.fakes:
         _say(f"  fake provider {name}: pid {stack.processes[name].pid} (kill it to see a failover)")
     _say(f"What goes on: {stack.console}/ (to act on it, the token is in {stack.token_file})")
-    _say("Try it:")
+    known_only = stack.settings.identity.unknown == "reject"
+    _say(f"Try it{', as a caller that the config knows' if known_only else ''}:")
     _say(
         f"  curl {stack.url}/v1/chat/completions -H 'content-type: application/json' "
         f'-d \'{{"model":"{model}","max_tokens":32,"messages":[{{"role":"user","content":"hello"}}]}}\''

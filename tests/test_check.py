@@ -12,11 +12,11 @@ import pytest
 import yaml
 from aiohttp import web
 
-from extproc.check import advice, ask
+from extproc.check import advice, ask, validate
 from extproc.fakes import FakeSettings, Running, running
 from extproc.probes.inquiry import Finding, inquire
 from extproc.render.envoy import RenderError, write_secrets
-from extproc.settings import Settings, SettingsError, UpstreamSettings, parse
+from extproc.settings import Settings, SettingsError, TelemetrySettings, UpstreamSettings, load, parse
 from tests.test_engines import VLLM_PAGE, resolve_to, serving, vector
 
 ON = "start it with --scheduling-policy priority"
@@ -429,6 +429,15 @@ def test_prices_of_a_model_that_no_route_sends_there_are_told() -> None:
     assert [line for line in lines if "prices" in line] == [
         f"note: upstreams.a.prices: no route sends {model!r} there" for model in ("m", "y-5")
     ]
+
+
+def test_a_file_of_headers_that_cannot_be_read_is_a_mistake(tmp_path: Path) -> None:
+    """The service would not start."""
+    headers = tmp_path / "headers"
+    headers.write_text("x-key=abc\n")
+    otlp = {"endpoint": "http://127.0.0.1:1", "headers_file": str(headers)}
+    with pytest.raises(SettingsError, match=r"otlp.headers_file .*, line 1: is not `name: value`"):
+        validate(load(None, {}).model_copy(update={"telemetry": TelemetrySettings.model_validate({"otlp": otlp})}))
 
 
 def test_files_by_which_keys_are_followed_are_missed(tmp_path: Path) -> None:

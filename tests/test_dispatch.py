@@ -464,6 +464,17 @@ def test_why_others_were_passed_over_is_told_as_it_was_at_that_moment() -> None:
     assert why_not(gate, "a", costless="abc")["d"] == (Why.DOLLARS, ("upstream/d/usd_day",), False)
 
 
+def test_who_holds_for_its_first_choice_is_told_so() -> None:
+    """Others have room, but its lane does not look at them; the first choice is the first that lets anybody through."""
+    lanes = {"P0": Lane("P0", 0, 30.0, WhenBusy.HOLD, 1.0, 10, 10**6, 10**6)}
+    gate = Gate(*(engine(name, "vllm", told=False) for name in "abc"), lanes=lanes)
+    gate.capacity.levels()["upstream/a/slots"] = Slots(1, used=1)
+    full = (Why.NO_ROOM, ("upstream/a/slots",), False)
+    assert why_not(gate, "") == {"a": full} | dict.fromkeys("bc", (Why.HOLD, (), False))
+    gate.breakers.trip("a", "sick")
+    assert [why_not(gate, "")[name][0] for name in "abc"] == [Why.BREAKER, Why.TURN, Why.HOLD]
+
+
 def test_an_order_that_envoy_was_not_told_is_why_others_do_not_stand_in_it() -> None:
     """Where nobody lacks room."""
     gate = Gate(*(engine(name, "vllm", told=False) for name in "abc"), cut=lambda order: order[:1])

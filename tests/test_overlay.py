@@ -66,6 +66,8 @@ def test_the_last_of_several_counts() -> None:
         ("upstreams.a.limits.2.tpm", 5, "no such setting in upstreams.a.limits; there are 0 to 1"),
         ("upstreams.a.concurrency.x", 5, "upstreams.a.concurrency.x: upstreams.a.concurrency is not set"),
         ("lanes.P2.max_requests.x", 5, "lanes.P2.max_requests.x: lanes.P2.max_requests is no section"),
+        ("other_endpoints.x", 5, "other_endpoints.x: other_endpoints is not set"),
+        ("statuses.x.y", 5, "statuses.x.y: no such setting in statuses; there are none"),
         ("tenants.plain.lanes.0", 5, "tenants.plain.lanes.0: no such setting in tenants.plain.lanes; there are none"),
         ("lanes.P2", 5, "lanes.P2: Input should be"),
         ("lanes.P2.max_requests", -5, "lanes.P2.max_requests: Input should be greater than or equal to 1"),

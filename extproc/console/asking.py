@@ -21,6 +21,8 @@ __all__ = ["Access", "ConsoleError", "access", "ask", "fetch", "quoted"]
 
 TIMEOUT_S = 5.0
 TOKEN_VARIABLE = "TIDEGATE_TOKEN"  # noqa: S105 - the name of a variable
+MADE = "run/admin.token"
+"""Where `tidegate up` leaves a token, seen from where it was started, if its config names none."""
 
 
 class ConsoleError(Exception):
@@ -65,7 +67,8 @@ def access(
 ) -> Access:
     """How to reach the console of these settings, or of `console` (host:port or a URL).
 
-    The token is that of `token_file`, or TIDEGATE_TOKEN, or the one that the settings name, in this order.
+    The token is that of `token_file`, or TIDEGATE_TOKEN, or the one that the settings name, in this order; where they
+    name none, the one that `tidegate up` has made here, if the console is on this machine.
     ConsoleError where a file that was named here cannot be used.
     """
     admin = settings.admin
@@ -73,7 +76,8 @@ def access(
     if console is not None:
         scheme, _, rest = console.rpartition("://")
         place, tls = rest.rstrip("/"), scheme == "https" or (not scheme and tls)
-    token, why = _token(token_file, admin.token_file)
+    made = MADE if on_loopback(place) and Path(MADE).is_file() else None
+    token, why = _token(token_file, admin.token_file or made)
     own = console is None or on_loopback(place)
     pinned = admin.cert_file if tls and own and ca_file is None else None
     return Access(place, token, why, tls, pinned, ca_file, client_cert_file, client_key_file)

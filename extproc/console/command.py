@@ -19,7 +19,9 @@ import typer
 
 from extproc.settings import load
 
-__all__ = ["admin", "harmless", "levers_told", "seconds"]
+__all__ = [
+    "CaFile", "ClientCertFile", "ClientKeyFile", "Console", "TokenFile", "admin", "harmless", "levers_told", "seconds",
+]  # fmt: skip
 
 admin = typer.Typer(no_args_is_help=True, help="Look at what operators have moved in a running Tidegate, and move it.")
 
@@ -28,8 +30,18 @@ UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 Reason = Annotated[str, typer.Option(help="Why, for the audit log.")]
 For = Annotated[
-    str | None, typer.Option("--for", metavar="TIME", help="As 90s, 15m or 2h; until it is undone without.")
+    str | None, typer.Option("--for", metavar="TIME", help="As 90s, 15m or 2h, or seconds; until it is undone without.")
 ]
+Console = Annotated[str | None, typer.Option(help="host:port or URL of its console, where the config does not say it.")]
+TokenFile = Annotated[
+    str | None,
+    typer.Option(
+        help="The token that proves who asks; else TIDEGATE_TOKEN, that of the config, or what `tidegate up` made here."
+    ),
+]
+CaFile = Annotated[str | None, typer.Option(help="Whose certificates to trust, for https.")]
+ClientCertFile = Annotated[str | None, typer.Option(help="Certificate that proves who asks.")]
+ClientKeyFile = Annotated[str | None, typer.Option(help="The key that belongs to it.")]
 Lane = Annotated[str, typer.Argument(metavar="LANE")]
 Upstream = Annotated[str, typer.Argument(metavar="UPSTREAM")]
 
@@ -39,15 +51,11 @@ def _common(
     config: Annotated[
         Path | None, typer.Option("--config", "-c", help="Of the Tidegate that runs: its console and its token.")
     ] = None,
-    console: Annotated[
-        str | None, typer.Option(help="host:port or URL of its console, where the config does not say it.")
-    ] = None,
-    token_file: Annotated[
-        str | None, typer.Option(help="The token that proves who asks; else TIDEGATE_TOKEN, or that of the config.")
-    ] = None,
-    ca_file: Annotated[str | None, typer.Option(help="Whose certificates to trust, for https.")] = None,
-    client_cert_file: Annotated[str | None, typer.Option(help="Certificate that proves who asks.")] = None,
-    client_key_file: Annotated[str | None, typer.Option(help="The key that belongs to it.")] = None,
+    console: Console = None,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    client_cert_file: ClientCertFile = None,
+    client_key_file: ClientKeyFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
 ) -> tuple[Any, bool]:
     """How to reach the console, and whether its answer is to be printed as it is."""

@@ -37,6 +37,10 @@ FRESH_S = 0.5
 """So long a page of metrics serves whoever asks."""
 TEXT = "text/plain; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text"
+NO_REQUEST = (
+    "no such request is known, or it was too long ago (an id is what x-tidegate-request-id of an answer says; "
+    "a provider's own x-request-id is not known here)"
+)
 ANYTHING: dict[str, Any] = {"model": dict[str, Any], "description": "Plain data"}
 
 Show = Callable[..., Awaitable[Response]]
@@ -190,7 +194,7 @@ def _requests(routes: _Routes, newest: Callable[..., Sequence[Data]]) -> None:
 def _explain(routes: _Routes, explain: Callable[[str], Data | None]) -> None:
     async def request(id: RequestId) -> Response:  # noqa: A002 - so the path has it
         """Everything that is known of one request, by its id or its ticket."""
-        return _found(explain(id), "no such request is known, or it was too long ago")
+        return _found(explain(id), NO_REQUEST)
 
     routes.add("/api/v1/requests/{id:name}", "request", request, 404)
 

@@ -22,7 +22,8 @@ class Why(StrEnum):
     """Why an upstream of its chain was not where a request went, or does not stand behind it for failover.
 
     BUSY: it had no room when the request's turn came, but has now. BEHIND: it comes after one without room. ORDER:
-    Envoy was told no such order. TURN: nothing stands against it, but others come first.
+    Envoy was told no such order. HOLD: its lane waits for the first choice. TURN: nothing stands against it, but others
+    come first.
     """
 
     DIALECT = "dialect"
@@ -37,6 +38,7 @@ class Why(StrEnum):
     BUSY = "busy"
     BEHIND = "behind"
     ORDER = "order"
+    HOLD = "hold"
     TURN = "turn"
 
 

@@ -144,7 +144,8 @@ def refuse(
     headers.append(("x-should-retry", "true" if again else "false"))
     headers += _limits(refusal, now)
     if request_id and len(request_id) <= MAX_ID and request_id.isascii() and request_id.isprintable():
-        headers += [("x-request-id", request_id), ("x-tidegate-request-id", request_id)]
+        names = ("x-request-id", "x-tidegate-request-id") + (("request-id",) if dialect is Dialect.ANTHROPIC else ())
+        headers += [(name, request_id) for name in names]  # an SDK of Anthropic's looks at the last
     message = message_of(refusal.reason, language, wait)
     if refusal.detail:
         message += f" ({refusal.detail[:MAX_DETAIL]})"

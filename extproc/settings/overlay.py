@@ -119,7 +119,7 @@ def _unknown(raw: dict[str, Any], place: str, names: Sequence[str]) -> str:
             continue
         inside, where = _at(raw, path), ".".join(names[:length])
         if isinstance(inside, dict):
-            known = ", ".join(map(str, _first(inside)))
+            known = ", ".join(map(str, _first(inside))) or "none"
         elif isinstance(inside, list):
             known = f"0 to {len(inside) - 1}" if inside else "none"
         else:

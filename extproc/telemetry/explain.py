@@ -84,8 +84,8 @@ def explain(
     return known
 
 
-def summary(dossier: Dossier) -> dict[str, Any]:
-    """One line of a list: what it was, and what became of it."""
+def summary(dossier: Dossier, now: float | None = None) -> dict[str, Any]:
+    """One line of a list: what it was, and what became of it. now: as for `explain`."""
     settled = dossier.last(events.Settled)
     usage = settled.usage if settled else None
     line: dict[str, Any] = plain(
@@ -99,7 +99,7 @@ def summary(dossier: Dossier) -> dict[str, Any]:
             "state": dossier.state,
             "reason": dossier.reason,
             "upstream": dossier.upstream,
-            "waited_s": _waited_s(dossier),
+            "waited_s": _waited_s(dossier, now),
             "tokens": _total(usage) if usage else dossier.request.size.total if dossier.request else 0,
         }
     )
@@ -399,6 +399,6 @@ def _notes(dossier: Dossier) -> Iterator[str]:
 COPIES = {"held": "waited", "running": "ran", "left": "had left"}
 
 
-def _waited_s(dossier: Dossier) -> float:
+def _waited_s(dossier: Dossier, now: float | None) -> float:
     known = dossier.last(events.Admitted) or dossier.last(events.Refused) or dossier.last(events.Left)
-    return known.waited_s if known is not None else dossier.heard - dossier.began
+    return known.waited_s if known is not None else (dossier.heard if now is None else now) - dossier.began

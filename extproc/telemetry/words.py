@@ -44,6 +44,7 @@ WHY_NOT = {
     Why.BUSY: "had no room when the request's turn came, and has some again",
     Why.BEHIND: "comes after one without room",
     Why.ORDER: "is in none of the orders that Envoy was told",
+    Why.HOLD: "had no part in it: the lane holds for its first choice (when_busy: hold)",
     Why.TURN: "had room, but others came first",
 }
 LONGEST = 300

@@ -43,7 +43,8 @@ class Here:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Here]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
+    monkeypatch.chdir(tmp_path)
     world = World()
     with beside(world, by_token(tmp_path)) as url:
         yield Here(tmp_path, url, world)
@@ -96,7 +97,9 @@ def test_the_log_is_shown_and_changed(here: Here) -> None:
 
 
 def test_where_the_token_is_from(here: Here, tmp_path: Path) -> None:
-    """--token-file before TIDEGATE_TOKEN before the config; without any, what would do is told."""
+    """--token-file before TIDEGATE_TOKEN before the config, or what `tidegate up` has made in this folder; without any,
+    what would do is told.
+    """
     other = tmp_path / "other"
     other.write_text("x" * 32)
     assert "not the token" in here.run("drain", "--token-file", str(other), TIDEGATE_TOKEN=TOKEN).stderr
@@ -110,6 +113,10 @@ def test_where_the_token_is_from(here: Here, tmp_path: Path) -> None:
     assert "send the token" in refused.stderr
     assert "(give --token-file or TIDEGATE_TOKEN)" in refused.stderr
     assert here.run("show").exit_code == 0
+    made = tmp_path / "run" / "admin.token"
+    made.parent.mkdir()
+    made.write_text(TOKEN)
+    assert here.run("drain").exit_code == 0
     here.write(token_file=str(tmp_path / "gone"))
     assert "gone: No such file" in here.run("drain").stderr
     assert "gone2: No such file" in here.run("drain", "--token-file", str(tmp_path / "gone2")).stderr

@@ -57,6 +57,14 @@ def test_an_id_that_is_no_id_is_not_sent_back(name):
     assert not {"x-request-id", "x-tidegate-request-id"} & dict(headers).keys()
 
 
+@pytest.mark.parametrize("dialect", Dialect)
+def test_an_sdk_finds_the_id_where_it_looks(dialect):
+    """OpenAI's by `x-request-id`, Anthropic's by `request-id`."""
+    headers, _ = written(Reason.LANE_FULL, 1.0, dialect)
+    assert headers["x-request-id"] == "req_1"
+    assert headers.get("request-id") == ("req_1" if dialect is Dialect.ANTHROPIC else None)
+
+
 def test_an_anthropic_refusal():
     """The shape that Anthropic's SDK expects, with our reason in it."""
     _, body = written(Reason.TENANT_QUOTA, 2.0, Dialect.ANTHROPIC)

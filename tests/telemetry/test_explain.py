@@ -295,6 +295,8 @@ def test_one_whose_client_left_in_line_or_later() -> None:
         waiting = desk.send(chat("waits", "solo"))
         running = desk.send(chat("runs", "pair"), lasts_s=50.0)
         await asyncio.sleep(3)
+        waits = summary(desk.dossier(waiting), asyncio.get_running_loop().time())
+        assert (waits["state"], waits["waited_s"]) == ("waiting", pytest.approx(3.0, abs=0.1))
         waiting.task.cancel()
         running.task.cancel()
         await asyncio.sleep(1)
