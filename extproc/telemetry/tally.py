@@ -49,9 +49,7 @@ class Tally:
     retried: Counter[str] = field(default_factory=Counter)
     limits_moved: Counter[str] = field(default_factory=Counter)
     preemptions: Counter[str] = field(default_factory=Counter)
-    saturation: dict[str, float | None] = field(default_factory=dict)
     forecasts: dict[str, Counter[str]] = field(default_factory=dict)
-    recent: deque[str] = field(default_factory=lambda: deque(maxlen=RECENT))
     alerts: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def __call__(self, event: events.Event) -> None:
@@ -70,10 +68,7 @@ class Tally:
                 self.paced[event.upstream] += event.outcome is Outcome.PACED
             case events.Overshot():
                 self._count_bounded(self.overshot, event.key, round(event.amount))
-            case events.BreakerMoved():
-                self.recent.append(f"{event.upstream}: {event.before} -> {event.after} ({event.cause})")
-                self._alert(event)
-            case events.SizesMoved() | events.BudgetUsed():
+            case events.BreakerMoved() | events.SizesMoved() | events.BudgetUsed():
                 self._alert(event)
             case events.Probed():
                 self.probes[f"{event.upstream}:{'ok' if event.ok else 'failed'}"] += 1
@@ -86,20 +81,13 @@ class Tally:
         """All counts as plain data."""
         names = (
             "admitted", "queued", "refused", "failed", "served", "failed_attempts", "paced", "tokens", "overshot",
-            "probes", "observed", "shadowed", "limits_moved", "preemptions", "saturation",
+            "probes", "observed", "shadowed", "limits_moved", "preemptions",
             "spent_usd", "retried", "probe_tokens", "probe_usd",
         )  # fmt: skip
         counts: dict[str, Any] = {name: dict(getattr(self, name)) for name in names}
         counts["forecasts"] = {lane: dict(ratios) for lane, ratios in self.forecasts.items()}
         totals = ("settled", "unknown_usage", "unpriced", "client_gone", "waited_s")
-        return (
-            counts
-            | {name: getattr(self, name) for name in totals}
-            | {
-                "recent": list(self.recent),
-                "alerts": list(self.alerts),
-            }
-        )
+        return counts | {name: getattr(self, name) for name in totals} | {"alerts": list(self.alerts)}
 
     def _alert(self, event: events.BreakerMoved | events.SizesMoved | events.BudgetUsed) -> None:
         """Every transition of late, and what of budgets is used, as it was told, newest last."""
@@ -125,9 +113,7 @@ class Tally:
                 self._count_bounded(self.retried, event.request.tenant)
             case events.LimitsMoved():
                 self.limits_moved[event.upstream] += 1
-                self.recent.append(f"{event.key}: {event.cause}")
             case events.Scraped():
-                self.saturation[event.upstream] = event.saturation
                 self.preemptions[event.upstream] += round(event.preemptions)
 
     @staticmethod
