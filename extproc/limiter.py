@@ -294,7 +294,7 @@ class Limiter:
         if turn.stood is not None:
             turn.stands(self._line_of(turn), self._clock.time())
 
-    def _line_of(self, turn: _Turn) -> Line | None:
+    def _line_of(self, turn: Turn) -> Line | None:
         """Where it stands; of a paused lane nobody is tried, so that nobody else tells the line why it does not go."""
         line = turn.flow.line if turn.flow else None
         if line and turn.request.lane in self.lanes.paused:
