@@ -224,3 +224,20 @@ def test_nobody_else_loads_a_terminal() -> None:
     """It takes a while; other commands, and scripts that want plain text, do without."""
     code = "import sys, extproc.cli, extproc.console.top.plain; sys.exit('textual' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("upstream/primary/*/total", "primary: tokens/min"),
+        ("upstream/primary/a/b/requests", "primary: requests/min"),
+        ("upstream/local/slots", "local: slots"),
+        ("upstream/local/kv", "local: KV cache"),
+        ("lane/P2/paused", "lane/P2/paused"),
+        (None, ""),
+    ],
+)
+def test_what_a_lane_waits_for_is_said_as_on_the_page(key: str | None, told: str) -> None:
+    """What is no counter of an upstream stays as it is."""
+    [column] = [column for column in LANES.columns if column.title == "WAITS FOR"]
+    assert column.cell({"binding": key}) == told

@@ -20,6 +20,11 @@ Overview = Mapping[str, Any]
 NONE = "-"
 K, M = 1_000, 1_000_000
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
+KINDS = {
+    "total": "tokens/min", "input": "input tokens/min", "output": "output tokens/min", "requests": "requests/min",
+    "kv": "KV cache",
+}  # fmt: skip
+"""What a counter of an upstream counts, where its key says it otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +167,12 @@ def _lane_name(row: Row) -> str:
 
 
 def _key(row: Row) -> str:
-    """The counter that binds, without what all have in common."""
-    return str(row["binding"] or "").removeprefix("upstream/").replace("/*/", " ")
+    """The counter that binds, in the page's words: `upstream/primary/*/total` is "primary: tokens/min"."""
+    key = str(row["binding"] or "")
+    place, _, rest = key.partition("/")
+    name, _, kind = rest.partition("/")
+    kind = kind.rpartition("/")[2]
+    return f"{name}: {KINDS.get(kind, kind)}" if place == "upstream" and kind else key
 
 
 def _state(row: Row) -> str:
