@@ -96,6 +96,8 @@ class Levers:
         self._clock = asyncio.get_running_loop()
         self._moved: dict[Key, _Moved] = {}
         self._made = 0
+        self._coming = 0
+        """Changes that are about to hold."""
         self._salt = secrets.token_hex(3)
         self._reminder: asyncio.TimerHandle | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -179,10 +181,11 @@ class Levers:
         self._ends(for_s)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MOST < value < MOST:
             raise ValueError(f"{place}: the value is no number, or too large a one")
-        if len(self._reloading.changes) >= MOST_CHANGES:
+        if len(self._reloading.changes) + self._coming >= MOST_CHANGES:
             raise ValueError(f"{MOST_CHANGES} changes are in force; end some of them first")
         self._made += 1
         change = Change(f"{self._made}-{self._salt}", place, value)
+        self._coming += 1
         try:
             await asyncio.shield(self._begun(self._change(change, for_s, by)))
         except SettingsError as error:
@@ -275,7 +278,10 @@ class Levers:
             log.error("a change of settings broke", exc_info=error)
 
     async def _change(self, change: Change, for_s: float | None, by: str) -> None:
-        await self._reloading.change(change)
+        try:
+            await self._reloading.change(change)
+        finally:
+            self._coming -= 1
         key, back = ("change", change.id), partial(self._over, change.id)
         self._keep(key, "change", for_s, back, by=by, name=change.place)
 

@@ -305,6 +305,26 @@ def test_what_cannot_be_is_refused_in_words() -> None:
     play(scenario)
 
 
+def test_there_are_never_more_changes_than_there_may_be(tmp_path: Path) -> None:
+    """Also when all are asked for at once; a refused one leaves its place to others."""
+
+    async def scenario(_: VirtualLoop) -> None:
+        hall = Hall(TWO, tmp_path)
+        levers, place = hall.levers, "lanes.P1.max_requests"
+        asked = [levers.change(place, -1), *(levers.change(place, n + 1, 50) for n in range(MOST_CHANGES + 20))]
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        assert len(levers.state()["changes"]) == MOST_CHANGES - 1
+        assert sum(isinstance(one, ValueError) for one in told) == 22
+        await levers.change(place, 7, 50)
+        with pytest.raises(ValueError, match="end some of them first"):
+            await levers.change(place, 8)
+        await a_moment(60)
+        assert levers.state()["changes"] == []
+        await hall.stop()
+
+    play(scenario)
+
+
 def test_a_bypass_lets_go_a_full_queue_and_is_loud(caplog: pytest.LogCaptureFixture) -> None:
     """No lane, limit or quota counts; who may not use it, or asks in a way that cannot be read, stays out."""
 
