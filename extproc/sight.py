@@ -25,13 +25,13 @@ from extproc.ports import Observer
 from extproc.reloading import Reloading
 from extproc.settings import Settings
 from extproc.settings.public import public
+from extproc.telemetry.conventions import Conventions
 from extproc.telemetry.dossiers import Dossiers
 from extproc.telemetry.explain import explain, summary
 from extproc.telemetry.history import STEP_S, History
 from extproc.telemetry.log import Logging, level_of
 from extproc.telemetry.meter import Meter
 from extproc.telemetry.overview import MOST_RECENT, Seen, overview
-from extproc.telemetry.places import Places
 from extproc.telemetry.sampling import NONE, Sampling
 from extproc.telemetry.tally import Tally
 from extproc.waiting import oldest_s, standing
@@ -75,7 +75,7 @@ class Listeners:
         self.logging.follow(settings.telemetry.log)
         self.meter.follow(settings)
         if self._traces is not None:
-            self._traces.follow(Places.of(settings))
+            self._traces.follow(Conventions.of(settings))
 
     def duties(self) -> list[Coroutine[Any, Any, None]]:
         """What they have to do beside listening, until cancelled."""
@@ -91,7 +91,7 @@ class Listeners:
 
         otlp = settings.telemetry.otlp
         assert otlp is not None  # noqa: S101 - who asks has looked
-        traces = Traces(sampling, Places.of(settings), Sending(otlp), self._clock, self._process)
+        traces = Traces(sampling, Conventions.of(settings), Sending(otlp), self._clock, self._process)
         self.dossiers.ended.append(traces.hear)
         return traces
 

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from extproc.console import sessions
-from extproc.console.desk import Denied, Desk
+from extproc.console.clerk import Clerk, Denied
 from extproc.console.schemas import (
     Asked,
     ForAWhile,
@@ -38,10 +38,10 @@ LaneName = Annotated[str, Path(examples=["P2"])]
 UpstreamName = Annotated[str, Path(examples=["primary"])]
 
 
-def routes(desk: Desk) -> APIRouter:
+def routes(clerk: Clerk) -> APIRouter:
     """All that can be done with what there is."""
-    router, sources = APIRouter(), desk.sources
-    adding = _Routes(router, desk)
+    router, sources = APIRouter(), clerk.sources
+    adding = _Routes(router, clerk)
     if sources.sessions is not None:
         _sessions(adding, sources.sessions)
     if sources.set_log is not None and sources.log is not None:
@@ -55,12 +55,12 @@ def routes(desk: Desk) -> APIRouter:
 class _Routes:
     """Adds routes that act."""
 
-    def __init__(self, router: APIRouter, desk: Desk) -> None:
-        self._router, self.desk, self._acting = router, desk, desk.acts()
+    def __init__(self, router: APIRouter, clerk: Clerk) -> None:
+        self._router, self.clerk, self._acting = router, clerk, clerk.acts()
 
     def add(self, method: str, path: str, act: Callable[..., Awaitable[Response]], *codes: int, **more: Any) -> None:
         """An action is called what its function is called. codes: what else may go wrong."""
-        self.desk.methods.setdefault(path, set()).add(method)
+        self.clerk.methods.setdefault(path, set()).add(method)
         extra = {"security": [{"token": []}, {"certificate": []}], **more.pop("extra", {})}
         self._router.add_api_route(
             path,
@@ -93,7 +93,7 @@ def _sessions(routes: _Routes, known: Sessions) -> None:
 
         wrong = 409 if request.scope["path"].startswith(V1) else 400
         more = {name: amount for name, amount in (("add_tokens", tokens), ("add_usd", usd)) if amount}
-        return await routes.desk.do(request, work, more, reason, wrong=wrong)
+        return await routes.clerk.do(request, work, more, reason, wrong=wrong)
 
     body = {"required": True, "content": {"application/json": {"schema": Raise.model_json_schema()}}}
     good = {"extra": {"requestBody": body}, "model": Session, "description": "The session as it is now"}
@@ -111,7 +111,7 @@ def _log(routes: _Routes, set_log: Callable[..., None], log: Callable[[], Data])
             set_log(**changed)
             return log()
 
-        return await routes.desk.do(request, work, changed, asked.reason)
+        return await routes.clerk.do(request, work, changed, asked.reason)
 
     good = {"model": LogSettings, "description": "The settings as they are now"}
     routes.add("PUT", f"{V1}/log", set_log_, **good, name="set_log")
@@ -129,7 +129,7 @@ def _moving(routes: _Routes, levers: Operations) -> Callable[..., Awaitable[Resp
             return {**levers.state(), **({"id": done} if isinstance(done, str) else {})}
 
         arguments = asked.model_dump(exclude={"reason"}, exclude_none=True) if asked else {}
-        return await routes.desk.do(request, work, {**arguments, **(more or {})}, asked.reason if asked else "")
+        return await routes.clerk.do(request, work, {**arguments, **(more or {})}, asked.reason if asked else "")
 
     return moved
 

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from extproc.console import acting, reading
 from extproc.console.answers import encoded, problem
-from extproc.console.desk import Denied, Desk
+from extproc.console.clerk import Clerk, Denied
 from extproc.console.guard import App, Guard
 
 __all__ = ["application", "build"]
@@ -56,12 +56,12 @@ class _Name(Convertor[str]):
 register_url_convertor("name", _Name())
 
 
-def build(desk: Desk) -> App:
+def build(clerk: Clerk) -> App:
     """All of it, with what stands before it."""
-    return Guard(application(desk))
+    return Guard(application(clerk))
 
 
-def application(desk: Desk) -> FastAPI:
+def application(clerk: Clerk) -> FastAPI:
     """Only FastAPI's part."""
     app = FastAPI(
         title="Tidegate",
@@ -73,12 +73,12 @@ def application(desk: Desk) -> FastAPI:
         redirect_slashes=False,
     )
     app.add_exception_handler(Denied, _denied)
-    app.add_exception_handler(HTTPException, _refusing(desk.methods))
+    app.add_exception_handler(HTTPException, _refusing(clerk.methods))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(Exception, _broken)
-    app.include_router(reading.routes(desk))
-    app.include_router(acting.routes(desk))
-    described = _Described(app, desk)
+    app.include_router(reading.routes(clerk))
+    app.include_router(acting.routes(clerk))
+    described = _Described(app, clerk)
     app.add_api_route("/api/openapi.json", described.show, include_in_schema=False)
     return app
 
@@ -86,14 +86,14 @@ def application(desk: Desk) -> FastAPI:
 class _Described:
     """The OpenAPI document, made when it is first asked for, in a thread: it takes a while."""
 
-    def __init__(self, app: FastAPI, desk: Desk) -> None:
-        self._app, self._desk = app, desk
+    def __init__(self, app: FastAPI, clerk: Clerk) -> None:
+        self._app, self._clerk = app, clerk
         self._one = asyncio.Lock()
         self._made = b""
 
     async def show(self, request: Request) -> Response:
         """The document."""
-        self._desk.may_read(request)
+        self._clerk.may_read(request)
         async with self._one:
             if not self._made:
                 self._made = await asyncio.to_thread(self._make)

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from extproc.console import assets
 from extproc.console.answers import problem, shown
-from extproc.console.desk import Denied, Desk
+from extproc.console.clerk import Clerk, Denied
 from extproc.console.schemas import (
     AuditPage,
     Filter,
@@ -46,15 +46,15 @@ ANYTHING: dict[str, Any] = {"model": dict[str, Any], "description": "Plain data"
 Show = Callable[..., Awaitable[Response]]
 
 
-def routes(desk: Desk) -> APIRouter:
+def routes(clerk: Clerk) -> APIRouter:
     """All that can be read of what there is."""
-    router, sources = APIRouter(), desk.sources
-    adding = _Routes(router, desk)
-    _always(adding, desk)
+    router, sources = APIRouter(), clerk.sources
+    adding = _Routes(router, clerk)
+    _always(adding, clerk)
     if sources.metrics is not None:
         _metrics(adding, sources.metrics, sources.state)
-    if desk.overviews is not None:
-        _overviews(adding, desk.overviews, desk)
+    if clerk.overviews is not None:
+        _overviews(adding, clerk.overviews, clerk)
     given: tuple[tuple[Callable[..., None], Any], ...] = (
         (_sessions, sources.sessions),
         (_levers, sources.operations),
@@ -74,15 +74,15 @@ def routes(desk: Desk) -> APIRouter:
 class _Routes:
     """Adds routes of which not everybody may see the data."""
 
-    def __init__(self, router: APIRouter, desk: Desk) -> None:
-        self._router, self._desk = router, desk
+    def __init__(self, router: APIRouter, clerk: Clerk) -> None:
+        self._router, self._clerk = router, clerk
         proofs: list[dict[str, list[str]]] = [{"token": []}, {"certificate": []}]
-        self._security = [{}, *proofs] if desk.loopback else proofs
-        self._guarded = [Depends(_reader(desk))]
+        self._security = [{}, *proofs] if clerk.loopback else proofs
+        self._guarded = [Depends(_reader(clerk))]
 
     def add(self, path: str, name: str, show: Show, *codes: int, **good: Any) -> None:
         """codes: what else may go wrong. good: what the answer is, plain data unless it is told."""
-        self._desk.methods.setdefault(path, set()).add("GET")
+        self._clerk.methods.setdefault(path, set()).add("GET")
         self._router.add_api_route(
             path,
             show,
@@ -96,7 +96,7 @@ class _Routes:
 
     def open(self, path: str, name: str, show: Show, **good: Any) -> None:
         """Whoever reaches the console may see it."""
-        self._desk.methods.setdefault(path, set()).add("GET")
+        self._clerk.methods.setdefault(path, set()).add("GET")
         self._router.add_api_route(
             path,
             show,
@@ -108,17 +108,17 @@ class _Routes:
         )
 
 
-def _reader(desk: Desk) -> Callable[[Request], Awaitable[None]]:
+def _reader(clerk: Clerk) -> Callable[[Request], Awaitable[None]]:
     async def may_read(request: Request) -> None:
-        desk.may_read(request)
+        clerk.may_read(request)
 
     return may_read
 
 
-def _always(routes: _Routes, desk: Desk) -> None:
+def _always(routes: _Routes, clerk: Clerk) -> None:
     async def state() -> Response:
         """Lanes, counters, breakers and whatever else there is, as it is now."""
-        return shown(desk.sources.state())
+        return shown(clerk.sources.state())
 
     async def healthy() -> Response:
         """That it runs."""
@@ -126,7 +126,7 @@ def _always(routes: _Routes, desk: Desk) -> None:
 
     async def audit(limit: Annotated[int, Query(ge=1, le=500)] = 500) -> Response:
         """The last actions and refused attempts, the newest first."""
-        return shown({"actions": desk.audit.newest(limit)})
+        return shown({"actions": clerk.audit.newest(limit)})
 
     routes.open(
         "/healthz", "healthy", healthy, description="ok", content={"text/plain": {"schema": {"type": "string"}}}
@@ -151,7 +151,7 @@ def _sessions(routes: _Routes, known: Sessions) -> None:
         routes.add(whole, name, session, 404, model=Session, description="The session")
 
 
-def _overviews(routes: _Routes, overviews: Overviews, desk: Desk) -> None:
+def _overviews(routes: _Routes, overviews: Overviews, clerk: Clerk) -> None:
     async def overview() -> Response:
         """Everything at a glance; at most a second old."""
         return Response(await overviews.newest(), media_type="application/json")
@@ -160,7 +160,7 @@ def _overviews(routes: _Routes, overviews: Overviews, desk: Desk) -> None:
         """The overview, whenever there is a new one: server-sent events called `overview`, one a second."""
         if overviews.full:
             return problem(503, "too many watch already", {"retry-after": "10"})
-        return Watching(overviews, lambda: desk.still_reads(request))
+        return Watching(overviews, lambda: clerk.still_reads(request))
 
     routes.add("/api/v1/overview", "overview", overview)
     events = {"text/event-stream": {"schema": {"type": "string"}}}

@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 
 from extproc.console import api, proof
 from extproc.console.audit import Audit
-from extproc.console.desk import Desk
+from extproc.console.clerk import Clerk
 from extproc.console.guard import LAST, MOST_HEAD
 from extproc.console.sources import Sources
 from extproc.console.stream import Overviews
@@ -77,10 +77,10 @@ async def serve(address: str, sources: Sources, admin: AdminSettings | None = No
         log.warning("%s", line)
     context = context_of(admin)
     overviews = None if sources.overview is None else Overviews(sources.overview)
-    desk = Desk(sources, proof.Proof(admin), Audit(admin.audit_file), overviews, address)
+    clerk = Clerk(sources, proof.Proof(admin), Audit(admin.audit_file), overviews, address)
     listening = await _listening(address)
     config = uvicorn.Config(
-        api.build(desk),
+        api.build(clerk),
         http=_Connection,
         ws="none",
         loop="none",

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from extproc.core import events
 from extproc.core.request import Endpoint, Request, Usage
 from extproc.telemetry.catalog import BY_NAME
+from extproc.telemetry.conventions import OPERATIONS, OTHER, Conventions
 from extproc.telemetry.distribution import Distribution
-from extproc.telemetry.places import OPERATIONS, OTHER, Places
 from extproc.telemetry.top import Top
 
 __all__ = ["Measures"]
@@ -70,13 +70,13 @@ class Measures:
 
     def __init__(
         self,
-        places: Places,
+        conventions: Conventions,
         clock: Callable[[], float],
         shown: int = 50,
         trace: Callable[[Request], str] = lambda _: "",
     ) -> None:
         """Nothing was heard yet."""
-        self._places = places
+        self._conventions = conventions
         self._clock = clock
         self.trace = trace
         self.tenants: Top[str] = Top(shown, clock)
@@ -111,9 +111,9 @@ class Measures:
         if hear is not None:
             hear(event)
 
-    def follow(self, places: Places) -> None:
+    def follow(self, conventions: Conventions) -> None:
         """Go by other settings from now on."""
-        self._places = places
+        self._conventions = conventions
 
     def _admitted(self, event: events.Admitted) -> None:
         request, waited_s = event.request, event.waited_s
@@ -158,7 +158,7 @@ class Measures:
         tokens = _tokens(event)
         self.tenants.used(request.tenant, tokens, event.cost_usd or 0.0)
         self.sessions.used((request.tenant, request.session.id), tokens, event.cost_usd or 0.0)
-        if event.asked in self._places.upstreams:
+        if event.asked in self._conventions.upstreams:
             took_s = None if event.duration_s is None else max(0.0, event.duration_s - began_s)
             self._at_upstream(event, took_s, trace, well=answered and not event.client_gone)
 
@@ -198,9 +198,9 @@ class Measures:
     def _served(self, key: tuple[str, str, str], endpoint: Endpoint) -> Served:
         """Under the name of the model that is told: callers may name any number of others."""
         upstream, model, operation = key
-        key = (upstream, self._places.model(model), operation)
+        key = (upstream, self._conventions.model(model), operation)
         if (served := self.served.get(key)) is None:
-            served = self.served[key] = Served(self._places.attributes(upstream, key[1], endpoint))
+            served = self.served[key] = Served(self._conventions.attributes(upstream, key[1], endpoint))
         return served
 
 

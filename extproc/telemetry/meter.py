@@ -10,10 +10,10 @@ from typing import Any
 from extproc.core.events import Event
 from extproc.core.request import Request
 from extproc.settings import Settings
+from extproc.telemetry.conventions import Conventions
 from extproc.telemetry.measures import Measures
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.otlp import Push, headers_of
-from extproc.telemetry.places import Places
 from extproc.telemetry.process import Process
 from extproc.telemetry.top import Row
 
@@ -36,7 +36,7 @@ class Meter:
         trace: Callable[[Request], str] = lambda _: "",
     ) -> None:
         """instance: tells this process from others. trace: see Measures. OtlpError for an unusable headers_file."""
-        self.measures = Measures(Places.of(settings), clock, settings.telemetry.tenants, trace)
+        self.measures = Measures(Conventions.of(settings), clock, settings.telemetry.tenants, trace)
         self.process = Process()
         self._metrics = Metrics(self.measures, self.process, instance)
         self.page, self.data = self._metrics.page, self._metrics.data
@@ -51,7 +51,7 @@ class Meter:
 
     def follow(self, settings: Settings) -> None:
         """Go by other settings from now on: models may have come or gone."""
-        self.measures.follow(Places.of(settings))
+        self.measures.follow(Conventions.of(settings))
 
     def state(self) -> dict[str, Any]:
         """How the process does; the tenants and sessions that used most of late, and all others; as plain data."""

@@ -12,10 +12,10 @@ from importlib.metadata import version
 from typing import Any
 
 from extproc.core.breaker import Sign, State
+from extproc.telemetry.conventions import OTHER
 from extproc.telemetry.distribution import Shown
 from extproc.telemetry.keys import parts_of
 from extproc.telemetry.measures import Measures, Served
-from extproc.telemetry.places import OTHER
 from extproc.telemetry.process import Process
 
 __all__ = ["READINGS", "Sources", "Told"]

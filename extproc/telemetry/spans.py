@@ -23,8 +23,8 @@ from typing import Literal, TypeVar
 from extproc.core import events
 from extproc.core.request import Request, Usage
 from extproc.core.value import value
+from extproc.telemetry.conventions import OPERATIONS, OTHER, Conventions
 from extproc.telemetry.dossiers import Dossier
-from extproc.telemetry.places import OPERATIONS, OTHER, Places
 
 __all__ = ["LONGEST", "Attributes", "Told", "tree"]
 
@@ -62,17 +62,17 @@ class Told:
     error: str = ""
 
 
-def tree(dossier: Dossier, places: Places) -> tuple[Told, list[Told]]:
+def tree(dossier: Dossier, conventions: Conventions) -> tuple[Told, list[Told]]:
     """The span of the request, and those below it in the order of their beginning."""
     ended = _end(dossier)
-    children = [*_wait(dossier, ended), *_attempts(dossier, ended, places)]
-    return _request(dossier, ended, places), children
+    children = [*_wait(dossier, ended), *_attempts(dossier, ended, conventions)]
+    return _request(dossier, ended, conventions), children
 
 
 # --------------------------------------------------------------------------------------------- the request
 
 
-def _request(dossier: Dossier, ended: float, places: Places) -> Told:
+def _request(dossier: Dossier, ended: float, conventions: Conventions) -> Told:
     request, refused, settled = dossier.request, dossier.last(events.Refused), dossier.last(events.Settled)
     attributes: Words = {
         "tidegate.decision": _decision(dossier),
@@ -82,19 +82,19 @@ def _request(dossier: Dossier, ended: float, places: Places) -> Told:
         **(_asked(request) if request else {}),
         **_decided(dossier),
         **(_refused(refused) if refused and settled is None else {}),
-        **(_settled(settled, places) if settled else {}),
+        **(_settled(settled, conventions) if settled else {}),
     }
     kind, error = _error(dossier)
     if kind:
         attributes["error.type"] = kind
-    return Told(_name(request, places), "server", dossier.began, ended, _said(attributes), error)
+    return Told(_name(request, conventions), "server", dossier.began, ended, _said(attributes), error)
 
 
-def _name(request: Request | None, places: Places) -> str:
+def _name(request: Request | None, conventions: Conventions) -> str:
     """With the model only where the settings list it: names of spans are to be few."""
     if request is None:
         return "request"
-    model = places.model(request.model)
+    model = conventions.model(request.model)
     operation = OPERATIONS.get(request.endpoint, OTHER)
     return operation if model == OTHER else f"{operation} {model}"
 
@@ -158,10 +158,10 @@ def _refused(refused: events.Refused) -> Words:
     }
 
 
-def _settled(settled: events.Settled, places: Places) -> Words:
+def _settled(settled: events.Settled, conventions: Conventions) -> Words:
     usage = settled.usage or Usage()
     return {
-        "gen_ai.provider.name": _provider(places, settled.upstream),
+        "gen_ai.provider.name": _provider(conventions, settled.upstream),
         "gen_ai.usage.input_tokens": usage.input,
         "gen_ai.usage.output_tokens": usage.output,
         "gen_ai.usage.cache_read.input_tokens": usage.cached,
@@ -227,7 +227,7 @@ def _wait(dossier: Dossier, ended: float) -> Iterator[Told]:
 _ENDS = (events.Waited, events.Admitted, events.Refused, events.Left)
 
 
-def _attempts(dossier: Dossier, ended: float, places: Places) -> Iterator[Told]:
+def _attempts(dossier: Dossier, ended: float, conventions: Conventions) -> Iterator[Told]:
     sent, settled = _first(dossier, events.Admitted), dossier.last(events.Settled)
     if sent is None:
         return
@@ -235,24 +235,24 @@ def _attempts(dossier: Dossier, ended: float, places: Places) -> Iterator[Told]:
     failed = [event for _, event in dossier.events if isinstance(event, events.AttemptFailed)]
     for number, one in enumerate(sorted(failed, key=_number), 1):
         over = max(at, min(at + one.seconds, ended))
-        yield _failed(one, number, at, over, places)
+        yield _failed(one, number, at, over, conventions)
         at = over
     if settled is not None and settled.upstream and (settled.status < _REFUSED or settled.client_gone):
-        yield _last(settled, len(failed) + 1, min(at, ended), ended, places)
+        yield _last(settled, len(failed) + 1, min(at, ended), ended, conventions)
     elif settled is not None and settled.lost and not failed:
-        yield Told(
-            _attempt(admitted.order[0]), "client", min(at, ended), ended, _said(_there(admitted.order[0], 1, places))
-        )
+        first = admitted.order[0]
+        attributes = _said(_there(first, 1, conventions))
+        yield Told(_attempt(first), "client", min(at, ended), ended, attributes)
 
 
 def _number(failed: events.AttemptFailed) -> int:
     return failed.number
 
 
-def _failed(one: events.AttemptFailed, number: int, began: float, ended: float, places: Places) -> Told:
+def _failed(one: events.AttemptFailed, number: int, began: float, ended: float, conventions: Conventions) -> Told:
     kind = str(one.status) if one.status >= _REFUSED else str(one.outcome)
     attributes: Words = {
-        **_there(one.upstream, number, places),
+        **_there(one.upstream, number, conventions),
         "http.response.status_code": one.status or None,
         "error.type": kind,
         "tidegate.cause": _text(one.cause or one.error),
@@ -263,11 +263,11 @@ def _failed(one: events.AttemptFailed, number: int, began: float, ended: float, 
     return Told(_attempt(one.upstream), "client", began, ended, _said(attributes), _text(one.cause) or kind)
 
 
-def _last(settled: events.Settled, number: int, began: float, ended: float, places: Places) -> Told:
+def _last(settled: events.Settled, number: int, began: float, ended: float, conventions: Conventions) -> Told:
     """The one that answered, or was about to when its client left."""
     cut = not settled.client_gone and bool(settled.flags & _CUT)
     attributes: Words = {
-        **_there(settled.upstream, number, places),
+        **_there(settled.upstream, number, conventions),
         "http.response.status_code": settled.status or None,
         "gen_ai.response.time_to_first_chunk": settled.first_token_s,
         "error.type": "cut" if cut else "",
@@ -280,13 +280,13 @@ def _attempt(upstream: str) -> str:
     return f"attempt {upstream}"
 
 
-def _there(upstream: str, number: int, places: Places) -> Words:
-    place = places.upstreams.get(upstream, {})
+def _there(upstream: str, number: int, conventions: Conventions) -> Words:
+    place = conventions.upstreams.get(upstream, {})
     return {"tidegate.upstream": upstream, "tidegate.attempt": number, **place}
 
 
-def _provider(places: Places, upstream: str) -> str | None:
-    name = places.upstreams.get(upstream, {}).get("gen_ai.provider.name")
+def _provider(conventions: Conventions, upstream: str) -> str | None:
+    name = conventions.upstreams.get(upstream, {}).get("gen_ai.provider.name")
     return None if name is None else str(name)
 
 

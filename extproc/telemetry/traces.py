@@ -50,9 +50,9 @@ from opentelemetry.trace import (
 
 from extproc.settings import OtlpSettings
 from extproc.telemetry import spans
+from extproc.telemetry.conventions import Conventions
 from extproc.telemetry.dossiers import Dossier
 from extproc.telemetry.otlp import Heard, Session, headers_of
-from extproc.telemetry.places import Places
 from extproc.telemetry.sampling import Sampling, parent_of
 
 __all__ = ["Sending", "Traces"]
@@ -83,7 +83,7 @@ class Traces:
     def __init__(
         self,
         sampling: Sampling,
-        places: Places,
+        conventions: Conventions,
         processor: SpanProcessor,
         clock: Callable[[], float],
         instance: str,
@@ -92,7 +92,7 @@ class Traces:
         about = {"service.name": "tidegate", "service.version": VERSION, "service.instance.id": instance}
         self.dropped = 0
         self._sampling = sampling
-        self._places = places
+        self._conventions = conventions
         self._clock = clock
         self._ids = _Ids()
         self._due: deque[tuple[float, Dossier]] = deque()
@@ -107,9 +107,9 @@ class Traces:
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("tidegate", VERSION)
 
-    def follow(self, places: Places) -> None:
+    def follow(self, conventions: Conventions) -> None:
         """Name upstreams and models so from now on."""
-        self._places = places
+        self._conventions = conventions
 
     def hear(self, dossier: Dossier) -> None:
         """A request has ended."""
@@ -157,7 +157,7 @@ class Traces:
             above = SpanContext(int(parent.trace, 16), int(parent.span, 16), is_remote=True, trace_flags=_SAMPLED)
             context = set_span_in_context(NonRecordingSpan(above), context)
         self._ids.next_trace = int(own, 16)
-        root, children = spans.tree(dossier, self._places)
+        root, children = spans.tree(dossier, self._conventions)
         offset = round(dossier.offset_s * 1e9)
         span = _begin(self._tracer, root, context, offset)
         below = set_span_in_context(span, context)

@@ -15,8 +15,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from extproc.core import events
 from extproc.core.request import Request, Session, Usage
 from extproc.settings import load
+from extproc.telemetry.conventions import Conventions
 from extproc.telemetry.measures import Measures
-from extproc.telemetry.places import Places
 from tests.doubles import request
 
 REQUESTS = 20_000
@@ -51,7 +51,7 @@ def cost_us(work: Callable[[int], None]) -> float:
 
 def measured(requests: int) -> float:
     """Microseconds that all that is measured of a request takes, where so many different ones come by."""
-    measures = Measures(Places.of(load(None, {})), time.monotonic)
+    measures = Measures(Conventions.of(load(None, {})), time.monotonic)
     heard = [told(streamed(number)) for number in range(requests)]
 
     def work(number: int) -> None:

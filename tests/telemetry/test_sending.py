@@ -13,9 +13,9 @@ import pytest
 from extproc.core.events import Refused
 from extproc.core.refusal import Reason
 from extproc.settings import OtlpSettings
+from extproc.telemetry.conventions import Conventions
 from extproc.telemetry.dossiers import Dossiers
 from extproc.telemetry.otlp import OtlpError
-from extproc.telemetry.places import Places
 from extproc.telemetry.sampling import Sampling
 from extproc.telemetry.traces import LAST_S, QUEUE, Sending, Traces
 from tests.collector import Collector
@@ -24,7 +24,7 @@ from tests.collector import Collector
 def sent(otlp: OtlpSettings, requests: int) -> Traces:
     """Traces with as many requests in them."""
     dossiers = Dossiers(10, time.monotonic, time.time)
-    traces = Traces(Sampling(1.0), Places({}, frozenset()), Sending(otlp), time.monotonic, "one")
+    traces = Traces(Sampling(1.0), Conventions({}, frozenset()), Sending(otlp), time.monotonic, "one")
     dossiers.ended.append(traces.hear)
     for n in range(requests):
         dossiers(Refused(Reason.LANE_FULL, 503, request_id=f"r-{n}"))

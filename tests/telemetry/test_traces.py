@@ -33,15 +33,15 @@ from extproc.core.events import (
 )
 from extproc.core.refusal import Reason
 from extproc.core.request import Endpoint, Request, Size, Usage
+from extproc.telemetry.conventions import Conventions
 from extproc.telemetry.dossiers import Dossiers
-from extproc.telemetry.places import Places
 from extproc.telemetry.sampling import Sampling
 from extproc.telemetry.traces import MOST_DUE, SETTLE_S, Traces
 from tests.doubles import request
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 EPOCH_S = 1_800_000_000.0
-PLACES = Places(
+PLACES = Conventions(
     {
         "a": {"gen_ai.provider.name": "openai", "server.address": "api.openai.com", "server.port": 443},
         "b": {"gen_ai.provider.name": "vllm", "server.address": "vllm", "server.port": 8000},
@@ -269,7 +269,7 @@ async def test_an_answer_that_did_not_come_to_its_end(settled: dict[str, Any], e
 async def test_what_would_have_been_done_in_observe_mode_is_told() -> None:
     """And which limits in shadow mode would have held it; a model is named where the settings have it by then."""
     world, one = World(), asked(observed=True, model="new")
-    world.traces.follow(Places(PLACES.upstreams, frozenset({"new"})))
+    world.traces.follow(Conventions(PLACES.upstreams, frozenset({"new"})))
     world.hear(
         (0.0, Observed(one, Reason.TENANT_QUOTA)),
         (0.0, Shadowed(one, "lane/P1/max_requests")),

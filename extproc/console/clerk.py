@@ -17,7 +17,7 @@ from extproc.console.proof import Proof, on_loopback
 from extproc.console.sources import Data, Sources
 from extproc.console.stream import Overviews
 
-__all__ = ["Denied", "Desk"]
+__all__ = ["Clerk", "Denied"]
 
 log = logging.getLogger("tidegate")
 
@@ -37,7 +37,7 @@ class Denied(Exception):  # noqa: N818 - an answer, not an error
         return problem(self.status, self.why, proof)
 
 
-class Desk:
+class Clerk:
     """What routes share. address: host:port that is listened on. methods: of each path that has routes."""
 
     def __init__(self, sources: Sources, proof: Proof, audit: Audit, overviews: Overviews | None, address: str) -> None:

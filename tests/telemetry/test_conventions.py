@@ -10,8 +10,8 @@ import pytest
 from extproc.core import events
 from extproc.core.request import Endpoint, Usage
 from extproc.settings import load
+from extproc.telemetry.conventions import OTHER, Conventions
 from extproc.telemetry.meter import Meter
-from extproc.telemetry.places import OTHER, Places
 from tests.doubles import HandClock
 from tests.telemetry.metrics_world import streamed
 
@@ -27,10 +27,10 @@ routes:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
+def conventions(tmp_path: Path) -> Conventions:
     path = tmp_path / "tidegate.yaml"
     path.write_text(CONFIG)
-    return Places.of(load(path, {}))
+    return Conventions.of(load(path, {}))
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def places(tmp_path: Path) -> Places:
     ],
 )
 def test_an_upstream_is_told_as_the_conventions_want_it(
-    places: Places, upstream: str, provider: str, address: str, port: int
+    conventions: Conventions, upstream: str, provider: str, address: str, port: int
 ) -> None:
-    assert places.attributes(upstream, "gpt-5", Endpoint.RESPONSES) == {
+    assert conventions.attributes(upstream, "gpt-5", Endpoint.RESPONSES) == {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": "gpt-5",
         "gen_ai.provider.name": provider,
@@ -55,13 +55,13 @@ def test_an_upstream_is_told_as_the_conventions_want_it(
     }
 
 
-def test_only_models_that_are_listed_are_named(places: Places) -> None:
+def test_only_models_that_are_listed_are_named(conventions: Conventions) -> None:
     """Callers may invent any number that fit a pattern, and a pattern is no name."""
-    assert places.models == {"gpt-5", "own-name"}
-    assert [places.model(name) for name in ("gpt-5", "own-name", "claude-x", "claude-*", "")] == [
+    assert conventions.models == {"gpt-5", "own-name"}
+    assert [conventions.model(name) for name in ("gpt-5", "own-name", "claude-x", "claude-*", "")] == [
         "gpt-5", "own-name", OTHER, OTHER, OTHER,
     ]  # fmt: skip
-    assert places.attributes("ours", OTHER, Endpoint.OTHER)["gen_ai.operation.name"] == OTHER
+    assert conventions.attributes("ours", OTHER, Endpoint.OTHER)["gen_ai.operation.name"] == OTHER
 
 
 def test_a_model_is_named_from_the_reload_on_that_lists_it(tmp_path: Path) -> None:

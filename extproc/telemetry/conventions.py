@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from extproc.core.request import Endpoint
 from extproc.settings import Settings
 
-__all__ = ["OPERATIONS", "OTHER", "Places"]
+__all__ = ["OPERATIONS", "OTHER", "Conventions"]
 
 OTHER = "other"
 """Instead of a name that nobody listed."""
@@ -36,14 +36,14 @@ PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Conventions:
     """Per upstream its provider, address and port; and the names of models that are listed."""
 
     upstreams: Mapping[str, Mapping[str, str | int]]
     models: frozenset[str]
 
     @classmethod
-    def of(cls, settings: Settings) -> Places:
+    def of(cls, settings: Settings) -> Conventions:
         """As the settings say."""
         return cls(
             {name: _place(upstream) for name, upstream in settings.upstreams.items()}, frozenset(_listed(settings))
