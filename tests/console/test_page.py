@@ -200,6 +200,22 @@ def test_names_from_outside_are_only_text(page: Page) -> None:
         assert "taken" not in page.title()
 
 
+def test_of_very_many_callers_the_first_are_shown(page: Page) -> None:
+    """And how many there are: a thousand rows, drawn every second, are more than a browser can do."""
+    overview = told("calm")
+    one = {"requests": 1, "tokens": 1, "usd": 0.0}
+    overview["tenants"] = [{**one, "name": f"t{number}", "refused": 0, "waiting": 0} for number in range(1200)]
+    overview["sessions"] = [{**one, "tenant": "t", "id": f"s{number}"} for number in range(101)]
+    with pretend(overview) as server:
+        see(page, server)
+        for kind, many in (("tenant", "1,200"), ("session", "101")):
+            expect(page.locator(f"#{kind}-rows tr")).to_have_count(100)
+            expect(page.locator(f"#{kind}s-most")).to_have_text(f"the first 100 of {many}")
+        overview["sessions"] = overview["sessions"][:2]
+        expect(page.locator("#session-rows tr")).to_have_count(2)
+        expect(page.locator("#sessions-most")).to_have_text("")
+
+
 def test_acts_with_the_token_and_tells_what_came_of_it(page: Page) -> None:
     """The token is asked for once and kept for this tab only; each action is one request that says what was chosen."""
     overview = told("overload")

@@ -8,9 +8,11 @@ import { button, row, rows } from "./table.js";
 const TENANT = [["Tenant", "head"], ["Waiting", "n"], ["Requests", "n"], ["Tokens", "n"], ["Cost", "n"], ["Refused", "n"]];
 const SESSION = [["Session", "head"], ["Tenant", ""], ["Requests", "n"], ["Tokens", "n"], ["Cost", "n"], ["", "does"]];
 
+const MOST = 100;  // many more make a browser slow that has to draw them every second
+
 /** only(tenant): shows the decisions on one tenant's requests. */
 export function show(view, only) {
-  rows(byId("tenant-rows"), byId("no-tenants"), view.tenants ?? [], (tenant) => tenant.name, (tenant) => {
+  rows(byId("tenant-rows"), byId("no-tenants"), first(view.tenants, "tenants-most"), (tenant) => tenant.name, (tenant) => {
     const made = row(TENANT);
     made.firstChild.append(button("", () => only(tenant.name), { className: "id", title: "Show its newest decisions" }));
     return made;
@@ -24,7 +26,7 @@ export function show(view, only) {
     text(refused, count(tenant.refused));
     attr(refused, "data-level", tenant.refused > 0 ? "warning" : null);
   });
-  rows(byId("session-rows"), byId("no-sessions"), view.sessions ?? [], (session) => JSON.stringify([session.tenant, session.id]), (session) => {
+  rows(byId("session-rows"), byId("no-sessions"), first(view.sessions, "sessions-most"), (session) => JSON.stringify([session.tenant, session.id]), (session) => {
     const made = row(SESSION);
     made.firstChild.append(el("span", { className: "cut" }));
     made.children[1].append(el("span", { className: "cut" }));
@@ -40,4 +42,11 @@ export function show(view, only) {
     text(tokens, big(session.tokens));
     text(cost, usd(session.usd));
   });
+}
+
+/** As many as are shown; `place` says so where there are more. */
+function first(items, place) {
+  const all = items ?? [];
+  text(byId(place), all.length > MOST ? `the first ${count(MOST)} of ${count(all.length)}` : "");
+  return all.slice(0, MOST);
 }
