@@ -170,7 +170,7 @@ def test_nothing_secret_is_in_it(tmp_path: Path, config: Path, envoy: str, monke
     assert json.loads(files["versions.json"])["packages"]["pydantic"]
     shown = load_yaml(files["config.yaml"])
     assert shown["upstreams"]["a"]["key_file"].endswith("/key"), "names of files are no secret"
-    assert shown["telemetry"]["log"]["level"] == "warning"
+    assert shown["telemetry"]["log"]["level"] == "info"
 
 
 def load_yaml(text: str) -> dict[str, Any]:

@@ -857,7 +857,8 @@ class TokenSettings(Section):
 class LogSettings(Section):
     """What Tidegate writes to its log. May be changed while it runs, by a reload or from its admin API."""
 
-    level: Literal["debug", "info", "warning", "error"] = "warning"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Decisions are told at info, 50 a second at most."""
     slow_s: SomeSeconds = 10.0
     """A request that waited at least so long leaves a line of its decision, as every refused one does."""
     sample: Share = 1.0

@@ -4,6 +4,9 @@ A line of a decision tells of one request that was refused, or that waited for l
 (see explain); it is written when the request's books are closed. Of these lines a share may be taken. How much is
 written can be changed at any time; the environment's TIDEGATE_LOG takes the place of the level in the config.
 
+A crowd cannot fill a disk, nor keep the service busy with writing: of each kind so many lines a second are written, and
+the next one tells how many were not (`unwritten`). What is worth a warning is always written.
+
 Every line is ASCII, so that no name that a client made up can break it in two, and has `time` (epoch seconds), `level`
 and `message`; lines about a request its `request_id`, and `trace_id` where it has one.
 """
@@ -13,8 +16,10 @@ from __future__ import annotations
 import json
 import logging
 import random
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from math import inf
 from typing import Any
 
 from pydantic import ValidationError
@@ -52,13 +57,15 @@ PLAIN = frozenset({"decision"})
 """What is plain data already, of which there is much."""
 DECISION = logging.INFO
 """Level of a decision's line."""
+MOST_PER_S = 50
+"""Lines of one kind in a second, below the level of warnings. Fifty decisions take some six milliseconds."""
 
 
 class Logging:
     """Writes lines of events (as an Observer) and of decisions; one of it follows `dossiers`.
 
     settings: what is in force. override: a level that comes before the config's, or empty (`level_of`). trace: the id
-    of the trace of a request, or empty. chance: in [0, 1), draws the share.
+    of the trace of a request, or empty. chance: in [0, 1), draws the share. clock: seconds, of any beginning.
     """
 
     def __init__(
@@ -69,12 +76,15 @@ class Logging:
         override: str = "",
         trace: Callable[[Request], str] = lambda _: "",
         chance: Callable[[], float] = random.random,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Write what the settings say, from now on."""
         self._dossiers = dossiers
         self._override = override
         self._trace = trace
         self._chance = chance
+        self._clock = clock
+        self._written: dict[str, _Written] = {}
         self._file = settings
         self.settings = settings
         self._take(settings)
@@ -105,7 +115,7 @@ class Logging:
         if isinstance(event, events.LeverMoved) and event.action in LOUD:
             level = logging.ERROR
         if level is not None and log.isEnabledFor(level):
-            log.log(level, type(event).__name__, extra={"event": _words(event) | self._about(event)})
+            self._write(level, type(event).__name__, lambda: _words(event) | self._about(event))
 
     def ended(self, dossier: Dossier) -> None:
         """Write the line of a decision, if it is one that is asked about."""
@@ -118,9 +128,19 @@ class Logging:
         if refused is None and waited_s < self.settings.slow_s:
             return
         if self._chance() < self.settings.sample:
-            about = self._named(dossier.id, dossier.request, dossier.trace)
-            decision = {"decision": explain(dossier, trace=about.get("trace_id", ""))}
-            log.log(DECISION, "refused" if refused else "slow", extra={"event": about | decision})
+            self._write(DECISION, "refused" if refused else "slow", lambda: self._decision(dossier))
+
+    def _write(self, level: int, kind: str, words: Callable[[], dict[str, Any]]) -> None:
+        """One line, unless there were many of its kind in this second."""
+        written = self._written.setdefault(kind, _Written())
+        if level < logging.WARNING and not written.may(self._clock()):
+            return
+        unwritten, written.unwritten = written.unwritten, 0
+        log.log(level, kind, extra={"event": words() | ({"unwritten": unwritten} if unwritten else {})})
+
+    def _decision(self, dossier: Dossier) -> dict[str, Any]:
+        about = self._named(dossier.id, dossier.request, dossier.trace)
+        return about | {"decision": explain(dossier, trace=about.get("trace_id", ""))}
 
     def _take(self, settings: LogSettings) -> None:
         level = {"level": self._override} if self._override else {}
@@ -154,6 +174,22 @@ def level_of(environment: Mapping[str, str]) -> str:
     if level:
         _checked({"level": level}, "TIDEGATE_LOG")
     return level
+
+
+@dataclass(slots=True)
+class _Written:
+    """Lines of one kind: how many in the second that began at `since`, and how many were not written since the last."""
+
+    since: float = -inf
+    lines: int = 0
+    unwritten: int = 0
+
+    def may(self, now: float) -> bool:
+        if now - self.since >= 1.0:
+            self.since, self.lines = now, 0
+        self.lines += 1
+        self.unwritten += self.lines > MOST_PER_S
+        return self.lines <= MOST_PER_S
 
 
 class JsonLines(logging.Formatter):

@@ -48,11 +48,13 @@ class Log:
         self.handler.setFormatter(JsonLines())
         self.dossiers = Dossiers(50)
         self.logging: Logging
+        self.now = 100.0
 
     def opens(self, override: str = "", **settings: Any) -> Logging:
         """It goes by these settings."""
         chance = random.Random(7).random
-        self.logging = Logging(LogSettings(**settings), self.dossiers, override=override, chance=chance)
+        rest = {"chance": chance, "clock": lambda: self.now}
+        self.logging = Logging(LogSettings(**settings), self.dossiers, override=override, **rest)
         return self.logging
 
     def tell(self, *events: Event) -> None:
@@ -140,7 +142,7 @@ def test_one_that_was_refused_though_it_had_gone_is_told_as_refused(log: Log) ->
 
 def test_how_much_is_written_can_be_changed_while_it_runs(log: Log) -> None:
     """Level, bound and share, each by itself."""
-    logs = log.opens()
+    logs = log.opens(level="warning")
     log.tell(refused(made(1)))
     assert log.lines == []
     logs.set_log(level="info")
@@ -180,7 +182,9 @@ def test_of_decisions_a_share_is_drawn_by_a_chance_that_can_be_given(log: Log) -
     log.opens(level="info", sample=0.25)
     chance = random.Random(7)
     expected = [f"r{number}" for number in range(400) if chance.random() < 0.25]
-    log.tell(*(refused(made(number)) for number in range(400)))
+    for number in range(400):
+        log.now += 0.1
+        log.tell(refused(made(number)))
     assert [line["request_id"] for line in log.lines] == expected
     assert 60 < len(expected) < 140
 
@@ -279,3 +283,19 @@ def test_what_broke_is_told_with_its_traceback() -> None:
     line = json.loads(JsonLines().format(record))
     assert (line["level"], line["message"]) == ("error", "it broke")
     assert line["error"].endswith("RuntimeError: no\nluck")
+
+
+def test_a_flood_leaves_so_many_lines_a_second_of_a_kind_and_says_how_many_are_missing(log: Log) -> None:
+    """Refusals do not crowd out other kinds, and warnings are always written."""
+    log.opens(level="info")
+
+    def flood(count: int) -> None:
+        for _ in range(count):
+            log.tell(Refused(Reason.LANE_FULL, 503, request_id="r"))
+
+    flood(200)
+    log.tell(Observed(request(), None), *[SizesMoved("a", "0-1", shut=True, cause="x")] * 60)
+    assert [line["message"] for line in log.lines] == ["refused"] * 50 + ["Observed"] + ["SizesMoved"] * 60
+    log.now += 1.0
+    flood(2)
+    assert [line.get("unwritten") for line in log.lines[-2:]] == [150, None]
