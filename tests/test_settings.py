@@ -342,6 +342,16 @@ def test_the_environment_wins_over_the_file(environ: dict[str, str], path: str, 
     assert found == value
 
 
+def test_a_mistake_of_the_environment_is_told_as_such() -> None:
+    """Its own value, or a section that is there for its sake alone; whatever else is wrong is the file's."""
+    environ = {"TIDEGATE__UPSTREAMS__B__URL": "http://b:1", "TIDEGATE_PORT": "0", "TIDEGATE__SERVICE__DRAIN_S": "3"}
+    assert problems(PLAIN + "gateway: {admin_port: x}", environ) == [
+        "gateway.port: Input should be greater than or equal to 1 (the environment has TIDEGATE_PORT)",
+        "gateway.admin_port: Input should be a valid integer, unable to parse string as an integer",
+        "upstreams.b.provider: is required (the environment has TIDEGATE__UPSTREAMS__B__URL)",
+    ]
+
+
 def test_environment_names_have_no_case() -> None:
     """They find the name as the file has it, or lower case where it is new."""
     environ = {"TIDEGATE__LANES__P0__MAX_WAIT_S": "3", "TIDEGATE__UPSTREAMS__A__CONCURRENCY": "9"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -132,12 +133,14 @@ def fetch(
     except HTTPError as error:
         raise ConsoleError(_said(error, access)) from None
     except (URLError, OSError, HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise ConsoleError(f"no Tidegate answers at {access.console}: {reason}") from None
+        reason = getattr(error, "reason", None) or error
+        unknown = isinstance(reason, ssl.SSLCertVerificationError) and access.ca_file is None
+        help_ = " (--ca-file says whose certificates to trust)" if unknown else ""
+        raise ConsoleError(f"no Tidegate answers at {access.console}: {reason}{help_}") from None
 
 
 def _opener(access: Access) -> OpenerDirector:
-    """Through no proxy; over TLS where the console speaks it. OSError where a file of it cannot be used."""
+    """Through no proxy; over TLS where the console speaks it. ConsoleError where a file of it cannot be used."""
     if not access.tls:
         return build_opener(ProxyHandler({}))
     if access.pinned is not None and Path(access.pinned).is_file():
@@ -146,10 +149,21 @@ def _opener(access: Access) -> OpenerDirector:
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.load_verify_locations(access.pinned)
     else:
-        context = ssl.create_default_context(cafile=access.ca_file)
+        with _named(access.ca_file):
+            context = ssl.create_default_context(cafile=access.ca_file)
     if access.client_cert_file is not None:
-        context.load_cert_chain(access.client_cert_file, access.client_key_file)
+        with _named(access.client_cert_file, access.client_key_file):
+            context.load_cert_chain(access.client_cert_file, access.client_key_file)
     return build_opener(ProxyHandler({}), HTTPSHandler(context=context))
+
+
+@contextmanager
+def _named(*files: str | None) -> Iterator[None]:
+    """Says which of our own files it is that cannot be used, rather than that nobody answers."""
+    try:
+        yield
+    except OSError as error:
+        raise ConsoleError(f"{', '.join(filter(None, files))}: {error.strerror or error}") from None
 
 
 def _said(error: HTTPError, access: Access) -> str:

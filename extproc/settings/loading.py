@@ -43,7 +43,8 @@ def parse(text: str, source: str, environ: Mapping[str, str] | None = None, *, f
     try:
         settings = Settings.model_validate(raw if folder is None else _anchored(raw, folder))
     except ValidationError as error:
-        raise SettingsError([f"{source}: {_one_line(e)}" for e in _causes(error.errors())]) from None
+        lines = [f"{source}: {_one_line(e)}{_meant(e, environ or {})}" for e in _causes(error.errors())]
+        raise SettingsError(lines) from None
     if problems := list(settings.problems()):
         raise SettingsError([f"{source}: {problem}" for problem in problems])
     return settings
@@ -133,10 +134,7 @@ def _values(value: Any, known: dict[int, float]) -> float:
 
 
 def _overridden(raw: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    places = {key: key[10:].lower().split("__") for key in environ if key.startswith("TIDEGATE__")}
-    if "TIDEGATE_PORT" in environ:
-        places["TIDEGATE_PORT"] = ["gateway", "port"]
-    for key, path in places.items():
+    for key, path in _places(environ).items():
         section = raw
         for name in path[:-1]:
             written = _as_written(section, name)
@@ -146,6 +144,22 @@ def _overridden(raw: dict[str, Any], environ: Mapping[str, str]) -> dict[str, An
             section[written] = section = dict(inner)  # a copy, because YAML shares what an alias names
         section[_as_written(section, path[-1])] = _value_of(environ[key], f"environment {key}")
     return raw
+
+
+def _places(environ: Mapping[str, str]) -> dict[str, list[str]]:
+    """What each variable sets, in lower case."""
+    places = {key: key[10:].lower().split("__") for key in environ if key.startswith("TIDEGATE__")}
+    if "TIDEGATE_PORT" in environ:
+        places["TIDEGATE_PORT"] = ["gateway", "port"]
+    return places
+
+
+def _meant(error: Any, environ: Mapping[str, str]) -> str:
+    """Which variables brought a mistake about, or made a section that lacks what it must have."""
+    place = [str(part).lower() for part in error["loc"]]
+    whole = len(place) - (error["type"] == "missing")
+    keys = [key for key, path in _places(environ).items() if path[:whole] == place[:whole] and len(path) <= len(place)]
+    return f" (the environment has {', '.join(keys)})" if keys else ""
 
 
 FILES = frozenset(

@@ -174,6 +174,15 @@ def test_over_tls(tmp_path: Path) -> None:
         named = ["--console", place, "--ca-file", str(tmp_path / "ca.pem")]
         assert here.run("show", *named, config=False).exit_code == 0
         assert "certificate" in here.run("show", "--console", place, "--ca-file", str(tmp_path / "people.pem")).stderr
+        assert (
+            "(--ca-file says whose certificates to trust)" in here.run("show", "--console", place, config=False).stderr
+        )
+        assert (
+            here.run("show", "--console", place, "--ca-file", "gone.pem").stderr
+            == "gone.pem: No such file or directory\n"
+        )
+        ca.cert_pem.write_to_path(str(tmp_path / "bare.pem"))
+        assert here.run("show", "--client-cert-file", "bare.pem").stderr.startswith("bare.pem: ")
         here.write(cert_file=names["other"][0], key_file=names["other"][1])
         assert "certificate" in here.run("show").stderr
     assert [what[0].split(",")[0].split("=")[0] for what in world.levers.done] == ["token", "O"]
