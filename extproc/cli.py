@@ -611,12 +611,13 @@ def session(
     """Show what an agent session has used, and raise what it may use. Tidegate must be running."""
     from extproc.console import sessions  # noqa: PLC0415
     from extproc.console.asking import ConsoleError  # noqa: PLC0415
+    from extproc.console.terminal import harmless  # noqa: PLC0415
 
     try:
         reached = _reached(_settings(config), console, token_file, ca_file, client_cert_file, client_key_file)
         known = sessions.ask(reached, tenant, session_id, tokens=add_tokens, usd=add_usd)
     except ConsoleError as error:
-        typer.echo(error, err=True)
+        typer.echo(harmless(str(error)), err=True)
         raise typer.Exit(1) from None
     typer.echo(sessions.told(known))
 
@@ -640,13 +641,14 @@ def explain_request(
 ) -> None:
     """Tell what happened to a request: what it waited for, why it went where it went, or was refused."""
     from extproc.console.asking import ConsoleError, ask, quoted  # noqa: PLC0415
+    from extproc.console.terminal import harmless  # noqa: PLC0415
     from extproc.telemetry.story import told  # noqa: PLC0415
 
     try:
         reached = _reached(_settings(config), console, token_file, ca_file, client_cert_file, client_key_file)
         known = ask(reached, "GET", f"/api/v1/requests/{quoted(request_id)}")
     except ConsoleError as error:
-        typer.echo(error, err=True)
+        typer.echo(harmless(str(error)), err=True)
         raise typer.Exit(1) from None
     typer.echo(json.dumps(known, indent=2) if as_json else told(known), nl=as_json)
 

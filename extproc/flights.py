@@ -625,6 +625,12 @@ def _outcome(record: Record, provider: str) -> Outcome:
     return _meaning(provider, record.status, record.error)
 
 
+def _fault(record: Record) -> str:
+    """What was wrong with an answer under 200, in a few words; empty for nothing."""
+    outcome, cause, _ = _verdict(record, "")
+    return cause if outcome is not Outcome.SUCCESS else ""
+
+
 def _verdict(record: Record, provider: str) -> tuple[Outcome, str, bool]:
     """What an answer under 200 says about its upstream, why, and whether it is none."""
     error, bad = str(record.tail.get("error", "")), record.tail.get("bad")
@@ -668,6 +674,7 @@ def _settled(flight: Flight, record: Record, usage: Usage | None, *, client_gone
         flags=record.flags,
         details=record.details,
         asked=record.upstream,
+        fault="" if client_gone or record.status >= 400 else _fault(record),  # noqa: PLR2004 - HTTP
     )
 
 

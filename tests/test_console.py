@@ -242,6 +242,11 @@ def test_a_session_is_told_in_words() -> None:
         "  tokens 1,400 of 1,500 used, 100 left",
         "  usd    no limit",
     ]
+    assert (
+        told(known | {"session": "\x1b]0;mine\x07\u202e"})
+        .splitlines()[0]
+        .startswith(r"session \x1b]0;mine\x07\u202e of")
+    )
 
 
 def test_the_state_page_stays_small() -> None:

@@ -17,10 +17,11 @@ from urllib.parse import quote
 
 import typer
 
+from extproc.console.terminal import harmless
 from extproc.settings import load
 
 __all__ = [
-    "CaFile", "ClientCertFile", "ClientKeyFile", "Console", "TokenFile", "admin", "harmless", "levers_told", "seconds",
+    "CaFile", "ClientCertFile", "ClientKeyFile", "Console", "TokenFile", "admin", "levers_told", "seconds",
 ]  # fmt: skip
 
 admin = typer.Typer(no_args_is_help=True, help="Look at what operators have moved in a running Tidegate, and move it.")
@@ -112,11 +113,6 @@ def seconds(text: str | None) -> float | None:
     if not found or not (wanted := float(found[1]) * UNITS[found[2]]):
         raise typer.BadParameter(f"{text!r} is no time as 90s, 15m or 2h", param_hint="--for")
     return wanted
-
-
-def harmless(text: str) -> str:
-    """What came from outside, for a terminal: nothing in it moves the cursor, or changes the order of what is read."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def levers_told(levers: Mapping[str, Any]) -> str:

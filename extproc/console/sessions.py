@@ -15,6 +15,7 @@ from typing import Any
 from extproc.console.asking import Access, quoted
 from extproc.console.asking import ask as ask_console
 from extproc.console.audit import MOST_REASON
+from extproc.console.terminal import harmless
 
 __all__ = ["MOST_TOKENS", "MOST_USD", "ask", "told", "wanted"]
 
@@ -32,7 +33,7 @@ def told(session: dict[str, Any]) -> str:
     """A session as `ask` gives it, in words."""
     served = "served" if session["served"] else "never served"
     recency = f"{session['running']} running, silent for {session['silent_s']:g} s"
-    lines = [f"session {session['session']} of tenant {session['tenant']}: {served}, {recency}"]
+    lines = [harmless(f"session {session['session']} of tenant {session['tenant']}: {served}, {recency}")]
     for name, digits in (("tokens", 0), ("usd", 6)):
         budget = session[name]
         if budget is None:

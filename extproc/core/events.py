@@ -179,7 +179,8 @@ class Settled:
     nobody did. status 0: no answer was sent. first_token_s: seconds from the upstream's first byte asked to the first
     body byte, None when unknown. cost_usd: what it cost, attempts that were cut included; None when nobody knows a
     price. flags, details: Envoy's, of how it ended. lost: no record came, so that nothing is known but that it ended.
-    asked: the last upstream that was asked, whether it answered or not; empty when nobody knows.
+    asked: the last upstream that was asked, whether it answered or not; empty when nobody knows. fault: what was wrong
+    with an answer that was begun and that nobody left, in a few words; empty for nothing.
     """
 
     request: Request
@@ -197,6 +198,7 @@ class Settled:
     details: str = ""
     lost: bool = False
     asked: str = ""
+    fault: str = ""
 
 
 @value

@@ -30,8 +30,8 @@ T = TypeVar("T")
 E = TypeVar("E", events.Queued, events.Waited, events.Admitted, events.Refused, events.Left, events.Settled, Any)
 
 State = Literal["arriving", "waiting", "running", "served", "failed", "refused", "left", "unknown"]
-"""How a request stands. left: its client did not wait for the decision, or for the answer. unknown: it was let go, and
-nobody told what became of it.
+"""How a request stands. failed: no upstream answered, or its answer was none, or broke off. left: its client did not
+wait for the decision, or for the answer. unknown: it was let go, and nobody told what became of it.
 """
 
 LONGEST_ID = 128
@@ -294,4 +294,4 @@ def _outcome(settled: events.Settled) -> State:
         return "unknown"
     if settled.client_gone:
         return "left"
-    return "served" if 0 < settled.status < 400 else "failed"  # noqa: PLR2004 - HTTP
+    return "served" if 0 < settled.status < 400 and not settled.fault else "failed"  # noqa: PLR2004 - HTTP

@@ -29,6 +29,8 @@ EXACT = 1.25
 """A forecast that was off by less than this factor was right."""
 SHORT_S = 0.1
 """A wait of less is not compared with its forecast."""
+BEGUN = range(1, 400)
+"""Statuses of answers that were begun."""
 CHECKS = ("headers", "body", "allowance", "line", "turn")
 CHECK_WORDS = {
     "headers": "who calls, for what, and until when",
@@ -309,7 +311,7 @@ def _attempts(dossier: Dossier) -> Iterator[dict[str, Any]]:
             "ok": dossier.state == "served",
             "status": settled.status,
             "first_token_s": settled.first_token_s,
-            "cause": "its client left" if settled.client_gone else ", ".join(sorted(settled.flags)),
+            "cause": "its client left" if settled.client_gone else settled.fault or ", ".join(sorted(settled.flags)),
         }
 
 
@@ -344,6 +346,7 @@ def _settlement(dossier: Dossier) -> dict[str, Any]:
         "first_token_s": settled.first_token_s,
         "duration_s": settled.duration_s,
         "finish": settled.finish,
+        "fault": settled.fault,
         "client_gone": settled.client_gone,
         "flags": settled.flags,
         "details": settled.details,
@@ -355,7 +358,7 @@ def _settlement(dossier: Dossier) -> dict[str, Any]:
     over = [event for _, event in dossier.events if isinstance(event, events.Overshot)]
     if over:
         found["into_debt"] = [{"key": o.key, "amount": o.amount, "words": key_words(o.key)} for o in over]
-    return found | {"words": _settlement_words(dossier, settled, reserved)}
+    return found | {"words": _settlement_words(settled, reserved)}
 
 
 def _used(usage: Usage) -> dict[str, Any]:
@@ -367,12 +370,13 @@ def _total(usage: Usage) -> int:
     return (usage.input or 0) + (usage.output or 0)
 
 
-def _settlement_words(dossier: Dossier, settled: events.Settled, reserved: Size) -> str:
+def _settlement_words(settled: events.Settled, reserved: Size) -> str:
     if settled.lost:
         return "no record of it came, so its estimate was kept"
     cost = "" if settled.cost_usd is None else f", {settled.cost_usd:.6f} dollars"
     if settled.usage is None:
-        kept = "its estimate was kept" if dossier.state == "served" else "what came back is by how it ended"
+        answered = settled.status in BEGUN and not settled.client_gone
+        kept = "its estimate was kept" if answered else "what came back is by how it ended"
         return f"{reserved.total} tokens reserved, no usage reported: {kept}{cost}"
     used = settled.usage
     return f"{reserved.total} tokens reserved, {used.input or 0} + {used.output or 0} used{cost}"
@@ -394,6 +398,16 @@ def _notes(dossier: Dossier) -> Iterator[str]:
                 yield f"a limit in shadow mode would have stopped it: {key_words(limit)}"
             case _:
                 pass
+    unheard = _unheard(dossier)
+    if unheard:
+        yield f"asked {unheard} times more, in vain: of that no record was heard before its books were closed"
+
+
+def _unheard(dossier: Dossier) -> int:
+    """How many attempts there were of which nothing is known but that."""
+    settled = dossier.last(events.Settled)
+    failed = sum(isinstance(event, events.AttemptFailed) for _, event in dossier.events)
+    return 0 if settled is None or settled.lost else max(0, settled.attempts - failed - bool(settled.upstream))
 
 
 COPIES = {"held": "waited", "running": "ran", "left": "had left"}

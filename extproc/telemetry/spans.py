@@ -183,13 +183,22 @@ def _error(dossier: Dossier) -> tuple[str, str]:
     if settled is not None:
         if settled.lost or settled.client_gone:
             return "", ""
-        if settled.status < _REFUSED and settled.flags & _CUT:
-            return "cut", "the answer broke off"
+        if broken := _broken(settled):
+            return broken
         kind = str(settled.status) if settled.status >= _REFUSED else ""
         return kind, _bad(settled.status) and "no upstream answered"
     if refused is None or refused.instead:
         return "", ""
     return str(refused.reason), _bad(refused.status) and f"refused: {refused.reason}"
+
+
+def _broken(settled: events.Settled) -> tuple[str, str] | None:
+    """What was wrong with an answer that was begun and whose client stayed: kind of error, and what its status says."""
+    if settled.client_gone or settled.status >= _REFUSED:
+        return None
+    if settled.flags & _CUT:
+        return "cut", "the answer broke off"
+    return ("bad_answer", _text(settled.fault)) if settled.fault else None
 
 
 def _bad(status: int) -> str:
@@ -265,14 +274,13 @@ def _failed(one: events.AttemptFailed, number: int, began: float, ended: float, 
 
 def _last(settled: events.Settled, number: int, began: float, ended: float, conventions: Conventions) -> Told:
     """The one that answered, or was about to when its client left."""
-    cut = not settled.client_gone and bool(settled.flags & _CUT)
+    kind, error = _broken(settled) or ("", "")
     attributes: Words = {
         **_there(settled.upstream, number, conventions),
         "http.response.status_code": settled.status or None,
         "gen_ai.response.time_to_first_chunk": settled.first_token_s,
-        "error.type": "cut" if cut else "",
+        "error.type": kind,
     }
-    error = "the answer broke off" if cut else ""
     return Told(_attempt(settled.upstream), "client", began, ended, _said(attributes), error)
 
 

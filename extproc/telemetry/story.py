@@ -25,7 +25,7 @@ def _headline(known: Mapping[str, Any]) -> str:
     heads = {
         "refused": f"refused after {lasted}: {refusal.get('reason')} ({refusal.get('words')})",
         "served": f"served by {served} in {lasted}",
-        "failed": f"went to {upstream}, and failed after {lasted}",
+        "failed": f"went to {served or upstream}, and failed after {lasted}",
         "left": f"its client left after {lasted}",
         "unknown": f"went to {upstream}; what became of it is not known",
         "running": f"runs at {upstream}, {lasted} since it came",
@@ -101,7 +101,8 @@ def _told_attempts(attempts: list[Mapping[str, Any]]) -> Iterator[tuple[str, str
             then = f"; {one['then']} was asked next" if one["then"] else ""
             yield "attempt", f"{one['upstream']} failed after {seconds(one['seconds'])}: {one['cause']}{then}"
         else:
-            yield "attempt", f"{one['upstream']}: {one['cause'] or one['status']}"
+            status = f"answered {one['status']}: " if one["status"] else ""
+            yield "attempt", f"{one['upstream']} {status}{one['cause']}"
 
 
 def _told_refusal(refusal: Mapping[str, Any]) -> str:

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from extproc import admission as wiring
-from extproc.core.breaker import Signal
-from extproc.core.events import Event, PassedOver, Why
+from extproc.core.breaker import Outcome, Signal
+from extproc.core.events import Admitted, AttemptFailed, Event, PassedOver, Settled, Why
 from extproc.core.refusal import Reason
 from extproc.ports import Record, RecordKind
 from extproc.telemetry.dossiers import Dossier, Dossiers
 from extproc.telemetry.explain import explain, summary, told
 from extproc.telemetry.words import key_words, keys_words, plain, seconds, why_not
 from tests.desk import LEFT, Desk, Wire, chat
-from tests.doubles import Ledger, Suspending, VirtualLoop, play
+from tests.doubles import Ledger, Suspending, VirtualLoop, play, request
 
 CONFIG = """
 upstreams:
@@ -284,6 +284,39 @@ def test_one_that_failed_over(told_after_s: float) -> None:
         assert "one failed after 250 ms: status 500: server_error/overloaded; two was asked" in desk.story(wire)
 
     tell(scenario)
+
+
+@pytest.mark.parametrize("tail", [{"cut": 1.0}, {"bad": "truncated"}, {"error": "server_error/-"}])
+def test_an_answer_that_was_none_is_not_told_as_served(tail: dict[str, Any]) -> None:
+    """Its caller got a status of success and no answer; the breaker counts that, and so it is told."""
+
+    async def scenario(desk: Told) -> None:
+        wire = desk.send(chat("hello", "pair"))
+        wire.tail = tail
+        await wire.task
+        await asyncio.sleep(1)
+        known = desk.explain(wire)
+        assert (known["state"], known["settlement"]["status"]) == ("failed", 200)
+        [attempt] = known["attempts"]
+        assert (attempt["upstream"], attempt["ok"], attempt["cause"]) == ("one", False, known["settlement"]["fault"])
+        assert attempt["cause"].startswith("answer ")
+        assert f"went to one, and failed after {seconds(known['lasted_s'])}" in desk.story(wire)
+        assert f"one answered 200: {attempt['cause']}" in desk.story(wire)
+        assert "its estimate was kept" in desk.story(wire)
+
+    tell(scenario)
+
+
+def test_attempts_of_which_no_record_came_in_time_are_counted() -> None:
+    """Envoy may tell of them when all is over."""
+    dossiers, one = Dossiers(5), request()
+    failed = AttemptFailed("a", Outcome.IGNORED, 400, "", one.ticket, "b")
+    for event in (Admitted(one, ("a", "b", "c"), 0.0), Settled(one, "", 3, 400, None, 0.0), failed):
+        dossiers(event)
+    dossier = dossiers.of(one.ticket)
+    assert dossier is not None
+    [note] = explain(dossier)["notes"]
+    assert note.startswith("asked 2 times more, in vain")
 
 
 def test_one_whose_client_left_in_line_or_later() -> None:

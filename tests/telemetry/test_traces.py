@@ -252,6 +252,7 @@ async def test_what_the_caller_did_wrong_at_the_upstream_is_no_error_of_ours() -
     [
         ({"client_gone": True}, StatusCode.UNSET, "tidegate.client_gone"),
         ({"flags": frozenset({"upstream_remote_reset"})}, StatusCode.ERROR, "error.type"),
+        ({"fault": "answer is none: truncated"}, StatusCode.ERROR, "error.type"),
     ],
 )
 async def test_an_answer_that_did_not_come_to_its_end(settled: dict[str, Any], error: StatusCode, word: str) -> None:
