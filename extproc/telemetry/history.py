@@ -100,7 +100,7 @@ class Heard:
 
 @dataclass(slots=True)
 class Step:
-    """What a chart shows of one step. at: its end, in epoch seconds."""
+    """What a chart shows of one step. at: its end, on the clock."""
 
     at: float
     lanes: dict[str, tuple[int, float, float, float | None]]
@@ -179,7 +179,7 @@ class History:
             for name, breaker in state["breakers"].items()
         }
         refused = {str(reason): _grown(counts.refused, before.refused, reason) for reason in counts.refused}
-        self._steps.append(Step(self._wall(), lanes, upstreams, {name: many for name, many in refused.items() if many}))
+        self._steps.append(Step(counts.at, lanes, upstreams, {name: many for name, many in refused.items() if many}))
 
     def before(self, seconds: float = RATE_S) -> Counts:
         """What had been counted at least so long ago, or at the very start."""
@@ -215,14 +215,17 @@ class History:
         return total
 
     def told(self) -> dict[str, Any]:
-        """The last hour as columns, for charts. Gaps are None: what was not there yet."""
-        steps = list(self._steps)
+        """The last hour as columns, for charts. Gaps are None: what was not there yet.
+
+        Times go by what the wall says now: one that was set back or forth in this hour bends no chart.
+        """
+        steps, epoch = list(self._steps), self._wall() - self._clock()
         lanes = dict.fromkeys(name for step in steps for name in step.lanes)
         upstreams = dict.fromkeys(name for step in steps for name in step.upstreams)
         reasons = dict.fromkeys(name for step in steps for name in step.refused)
         return {
             "step_s": STEP_S,
-            "at": [round(step.at, 3) for step in steps],
+            "at": [round(step.at + epoch, 3) for step in steps],
             "lanes": {name: _columns(LANE_COLUMNS, [step.lanes.get(name) for step in steps]) for name in lanes},
             "upstreams": {
                 name: _columns(UPSTREAM_COLUMNS, [step.upstreams.get(name) for step in steps]) for name in upstreams

@@ -19,7 +19,8 @@ class World:
 
     def __init__(self) -> None:
         self.clock = HandClock(5000.0)
-        self.history, self.tally = History(self.clock.time, self.clock.time), Tally()
+        self.ahead_s = 0.0
+        self.history, self.tally = History(self.clock.time, lambda: self.clock.now + self.ahead_s), Tally()
         self.waiting = {"P0": 0, "P1": 0}
         self.level = 50.0
 
@@ -160,6 +161,15 @@ def test_own_limits_are_told_by_tenant(world: World) -> None:
     for _ in range(31):
         world.step()
     assert not world.history.own_limits()
+
+
+@pytest.mark.parametrize("by_s", [-3600.0, 3600.0])
+def test_a_wall_clock_that_is_set_bends_no_chart(world: World, by_s: float) -> None:
+    """Steps stay ten seconds apart and in order, and end now."""
+    world.step()
+    world.ahead_s = by_s
+    world.step()
+    assert world.history.told()["at"] == [5010.0 + by_s, 5020.0 + by_s]
 
 
 def test_first_tokens_by_upstream(world: World) -> None:
