@@ -31,6 +31,7 @@ from typing import Any
 
 from extproc.settings import Settings, SettingsError, load
 from extproc.settings.changes import Difference, differences, follow, version_of
+from extproc.settings.files import mark_of
 from extproc.settings.loading import MOST_BYTES
 from extproc.settings.overlay import Change, overlaid, value_at
 
@@ -53,12 +54,12 @@ class Watch:
     def __init__(self, path: Path) -> None:
         """What is there now is known."""
         self.path = path
-        self._seen = self._known = _looks(path)
+        self._seen = self._known = mark_of(path)
         self._content = _content(path)
 
     def changed(self) -> bool:
         """Look. True once for each new content."""
-        before, self._seen = self._seen, _looks(self.path)
+        before, self._seen = self._seen, mark_of(self.path)
         if self._seen is None or self._seen == self._known or self._seen != before:
             return False
         self._known = self._seen
@@ -68,15 +69,6 @@ class Watch:
         """Take note of what is there now. True when it is something else than before."""
         before, self._content = self._content, _content(self.path)
         return self._content != before
-
-
-def _looks(path: Path) -> tuple[int, ...] | None:
-    """What a look without reading tells of a file; links are followed. None while there is nothing."""
-    try:
-        told = path.stat()
-    except OSError:
-        return None
-    return told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns
 
 
 def _content(path: Path) -> bytes:

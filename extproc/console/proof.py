@@ -15,6 +15,7 @@ from hmac import compare_digest
 from pathlib import Path
 
 from extproc.settings import AdminSettings
+from extproc.settings.files import Mark, mark_of
 
 __all__ = ["NOBODY", "Proof", "TokenError", "notes", "on_loopback", "problems", "read_token"]
 
@@ -46,7 +47,7 @@ class Proof:
         """Reads nothing yet. `problems` tells whether what is there can be used."""
         self._file = None if admin.token_file is None else Path(admin.token_file)
         self._certificates = admin.client_ca_file is not None
-        self._seen: tuple[int, ...] | None = None
+        self._seen: Mark = None
         self._token = b""
         self._why = ""
 
@@ -69,7 +70,7 @@ class Proof:
         return "token" if right else Refusal(401, "that is not the token")
 
     def _look(self, file: Path) -> None:
-        mark = _mark(file)
+        mark = mark_of(file)
         if mark == self._seen and mark is not None:
             return
         self._seen, self._token, self._why = mark, b"", ""
@@ -146,12 +147,3 @@ def on_loopback(console: str) -> bool:
         return host in ("", "localhost") or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _mark(path: Path) -> tuple[int, ...] | None:
-    """Another one for another file."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -25,8 +25,9 @@ from extproc.console.clerk import Clerk
 from extproc.console.guard import LAST, MOST_HEAD
 from extproc.console.sources import Sources
 from extproc.console.stream import Overviews
-from extproc.console.tls import context_of, mark_of, subject_of
+from extproc.console.tls import ca_mark, context_of, subject_of
 from extproc.settings import AdminSettings, SettingsError
+from extproc.settings.files import Mark
 
 __all__ = ["Console", "serve"]
 
@@ -98,7 +99,7 @@ async def serve(address: str, sources: Sources, admin: AdminSettings | None = No
     )
     config.load()
     config.ssl = context
-    server = _Server(config, partial(mark_of, admin))
+    server = _Server(config, partial(ca_mark, admin))
     try:
         await server.startup(listening)
     except BaseException:
@@ -113,7 +114,7 @@ class _Server(uvicorn.Server):
 
     servers: list[asyncio.Server]
 
-    def __init__(self, config: uvicorn.Config, clients: Callable[[], tuple[int, ...]]) -> None:
+    def __init__(self, config: uvicorn.Config, clients: Callable[[], Mark]) -> None:
         """clients: another mark for another CA whose clients may act."""
         super().__init__(config)
         self._clients = clients
@@ -162,7 +163,7 @@ class _Connection(H11Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         loop: asyncio.AbstractEventLoop,
-        clients: Callable[[], tuple[int, ...]] = tuple,
+        clients: Callable[[], Mark] = lambda: None,
     ) -> None:
         """clients: see `_Server`."""
         super().__init__(config, server_state, app_state, loop)
@@ -225,7 +226,7 @@ def _off(*timers: asyncio.TimerHandle | None) -> None:
             timer.cancel()
 
 
-def _as(subject: str, clients: Callable[[], tuple[int, ...]], app: Any) -> Any:
+def _as(subject: str, clients: Callable[[], Mark], app: Any) -> Any:
     """The same for whoever has shown this certificate, while those of the same CA may act."""
     shown = clients()
 

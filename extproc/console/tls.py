@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import ssl
-from pathlib import Path
 from typing import Any
 
 from extproc.settings import AdminSettings
+from extproc.settings.files import Mark, mark_of
 
-__all__ = ["context_of", "mark_of", "subject_of"]
+__all__ = ["ca_mark", "context_of", "subject_of"]
 
 log = logging.getLogger("tidegate")
 
@@ -41,9 +41,9 @@ def context_of(admin: AdminSettings) -> ssl.SSLContext | None:
     return first
 
 
-def mark_of(admin: AdminSettings) -> tuple[int, ...]:
+def ca_mark(admin: AdminSettings) -> Mark:
     """Another one for another file of the CA whose clients may act."""
-    return _mark(admin.client_ca_file) if admin.client_ca_file else ()
+    return mark_of(admin.client_ca_file) if admin.client_ca_file else None
 
 
 def subject_of(certificate: dict[str, Any]) -> str:
@@ -71,13 +71,5 @@ def _read(admin: AdminSettings) -> ssl.SSLContext:
     return context
 
 
-def _marks(admin: AdminSettings) -> list[tuple[int, ...]]:
-    return [_mark(path) for path in (admin.cert_file, admin.key_file, admin.client_ca_file) if path]
-
-
-def _mark(path: str) -> tuple[int, ...]:
-    try:
-        found = Path(path).stat()
-    except OSError:
-        return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+def _marks(admin: AdminSettings) -> list[Mark]:
+    return [mark_of(path) for path in (admin.cert_file, admin.key_file, admin.client_ca_file) if path]

@@ -16,6 +16,7 @@ from typing import Any, cast
 import grpc
 
 from extproc.settings import ServiceTlsSettings
+from extproc.settings.files import Mark, mark_of
 
 __all__ = ["CertificateError", "channel", "server_credentials"]
 
@@ -74,8 +75,8 @@ class _Followed:
         log.warning("new certificates are in use")
         return found
 
-    def _marks(self) -> list[tuple[int, ...]]:
-        return [_mark(path) for path in self._files.values() if path]
+    def _marks(self) -> list[Mark]:
+        return [mark_of(path) for path in self._files.values() if path]
 
     def _belongs_together(self) -> None:
         try:
@@ -85,15 +86,6 @@ class _Followed:
                 context.load_verify_locations(self._files["ca"])
         except (OSError, ValueError) as error:
             raise CertificateError(f"service.tls: {', '.join(filter(None, self._files.values()))}: {error}") from None
-
-
-def _mark(path: str) -> tuple[int, ...]:
-    """Another one for another file."""
-    try:
-        found = Path(path).stat()
-    except OSError:
-        return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _read(files: Mapping[str, str | None]) -> dict[str, bytes]:
