@@ -66,7 +66,7 @@ class Copies:
         request = event.request
         if not request.fingerprint:
             return
-        served = 0 < event.status < 400 and not event.client_gone  # noqa: PLR2004 - HTTP
+        served = event.answered and not event.client_gone
         for copy in self._here.get(request.fingerprint, ()):
             if copy.request is request:
                 copy.served, copy.left = served, event.client_gone

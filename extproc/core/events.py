@@ -200,6 +200,11 @@ class Settled:
     asked: str = ""
     fault: str = ""
 
+    @property
+    def answered(self) -> bool:
+        """Whether an answer was begun that was none of an error."""
+        return 0 < self.status < 400  # noqa: PLR2004 - HTTP
+
 
 @value
 class Overshot:

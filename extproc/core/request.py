@@ -131,6 +131,11 @@ class Usage:
     cache_write: int | None = None
     reasoning: int | None = None
 
+    @property
+    def total(self) -> int:
+        """Input and output together, as far as they are known."""
+        return (self.input or 0) + (self.output or 0)
+
 
 @value
 class Request:

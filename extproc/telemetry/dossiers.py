@@ -294,4 +294,4 @@ def _outcome(settled: events.Settled) -> State:
         return "unknown"
     if settled.client_gone:
         return "left"
-    return "served" if 0 < settled.status < 400 and not settled.fault else "failed"  # noqa: PLR2004 - HTTP
+    return "served" if settled.answered and not settled.fault else "failed"

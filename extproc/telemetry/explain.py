@@ -102,7 +102,7 @@ def summary(dossier: Dossier, now: float | None = None) -> dict[str, Any]:
             "reason": dossier.reason,
             "upstream": dossier.upstream,
             "waited_s": _waited_s(dossier, now),
-            "tokens": _total(usage) if usage else dossier.request.size.total if dossier.request else 0,
+            "tokens": usage.total if usage else dossier.request.size.total if dossier.request else 0,
         }
     )
     return line
@@ -353,8 +353,8 @@ def _settlement(dossier: Dossier) -> dict[str, Any]:
         "record": not settled.lost,
     }
     if settled.usage is not None:
-        found["used"] = _used(settled.usage) | {"total": _total(settled.usage)}
-        found["beyond_reserved"] = max(0, _total(settled.usage) - reserved.total)
+        found["used"] = _used(settled.usage) | {"total": settled.usage.total}
+        found["beyond_reserved"] = max(0, settled.usage.total - reserved.total)
     over = [event for _, event in dossier.events if isinstance(event, events.Overshot)]
     if over:
         found["into_debt"] = [{"key": o.key, "amount": o.amount, "words": key_words(o.key)} for o in over]
@@ -364,10 +364,6 @@ def _settlement(dossier: Dossier) -> dict[str, Any]:
 def _used(usage: Usage) -> dict[str, Any]:
     names = ("input", "output", "cached", "cache_write", "reasoning")
     return {name: count for name in names if (count := getattr(usage, name)) is not None}
-
-
-def _total(usage: Usage) -> int:
-    return (usage.input or 0) + (usage.output or 0)
 
 
 def _settlement_words(settled: events.Settled, reserved: Size) -> str:

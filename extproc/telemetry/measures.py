@@ -146,8 +146,7 @@ class Measures:
         self.moves[event.upstream, event.after, event.sign] += 1
 
     def _settled(self, event: events.Settled) -> None:
-        request, status = event.request, event.status
-        answered = 0 < status < 400  # noqa: PLR2004 - an answer was begun
+        request, answered = event.request, event.answered
         trace, began_s = self.trace(request), self._began_s(event)
         outcome = "client_gone" if event.client_gone else "answered" if answered else "failed"
         if event.duration_s is not None:
@@ -208,7 +207,7 @@ def _tokens(event: events.Settled) -> int:
     """What was used: as reported, else as estimated where there was an answer, or may have been."""
     usage = event.usage
     if usage is not None:
-        return (usage.input or 0) + (usage.output or 0)
+        return usage.total
     return event.request.size_at(event.upstream).total if event.upstream or event.lost else 0
 
 

@@ -124,7 +124,7 @@ class Tally:
     def _settled(self, event: events.Settled) -> None:
         self.settled += 1
         self.client_gone += event.client_gone
-        answered = 0 < event.status < 400  # noqa: PLR2004 - an answer was begun
+        answered = event.answered
         unheard = not event.status and not event.client_gone
         if answered:
             self.served[event.upstream] += 1
@@ -136,4 +136,4 @@ class Tally:
         if answered or unheard:
             self.unknown_usage += event.usage is None and event.request.size.total > 0
         if event.usage is not None:
-            self.tokens[event.upstream] += (event.usage.input or 0) + (event.usage.output or 0)
+            self.tokens[event.upstream] += event.usage.total
