@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from extproc.console.answers import problem
 
-__all__ = ["Guard", "from_a_page", "unread"]
+__all__ = ["HEADERS", "Guard", "from_a_page", "unread"]
 
 MOST_BODY = 16_384
 """Bytes of a request's body."""
@@ -31,6 +31,11 @@ LAST = "last"
 """Where it is noted, in a request's state, that the connection must not be used again."""
 UNREAD = "unread"
 """Where it is noted why a body was not taken."""
+WORDS = {
+    400: "the body did not come whole",
+    408: "the body took too long",
+    413: f"a body has at most {MOST_BODY} bytes",
+}
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -91,7 +96,7 @@ def unread(state: Mapping[str, Any]) -> tuple[int, str] | None:
     status = state.get(UNREAD)
     if status is None:
         return None
-    return status, f"a body has at most {MOST_BODY} bytes" if status == 413 else "the body took too long"  # noqa: PLR2004
+    return status, WORDS[status]
 
 
 def from_a_page(headers: Mapping[str, str], console: str, *, loopback: bool) -> bool:
@@ -112,7 +117,10 @@ def _ascii(path: bytes) -> str:
 
 
 async def _body(length: bytes | None, receive: Receive) -> bytes | int:
-    """A whole body, or the status of the answer to one that is too long, or too slow."""
+    """A whole body, or the status of the answer to one that is too long, too slow, or ends before its end.
+
+    What came of that last one may say another thing than what was meant: no body at all, that something has no end.
+    """
     if length is not None and length.isdigit() and int(length[:12]) > MOST_DISCARDED:
         return 413
     read, kept = 0, bytearray()
@@ -120,11 +128,13 @@ async def _body(length: bytes | None, receive: Receive) -> bytes | int:
         async with asyncio.timeout(BODY_S):
             while True:
                 message = await receive()
+                if message["type"] != "http.request":
+                    return 400
                 piece = message.get("body", b"")
                 read += len(piece)
                 if read <= MOST_BODY:
                     kept += piece
-                if message["type"] != "http.request" or not message.get("more_body") or read > MOST_DISCARDED:
+                if not message.get("more_body") or read > MOST_DISCARDED:
                     break
     except TimeoutError:
         return 408

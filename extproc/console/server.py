@@ -15,14 +15,16 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from extproc.console import api, proof
+from extproc.console.answers import encoded
 from extproc.console.audit import Audit
 from extproc.console.clerk import Clerk
-from extproc.console.guard import LAST, MOST_HEAD
+from extproc.console.guard import HEADERS, LAST, MOST_HEAD
 from extproc.console.sources import Sources
 from extproc.console.stream import Overviews
 from extproc.console.tls import ca_mark, context_of, subject_of
@@ -207,6 +209,21 @@ class _Connection(H11Protocol):
             self._late = None
         elif self._late is None:
             self._late = self.loop.call_later(HEAD_S, self.transport.abort)
+
+    def send_400_response(self, msg: str) -> None:
+        """What cannot be read as HTTP; where an answer is under way it cannot be another one."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
+        body = encoded({"error": msg})
+        about = {b"content-type": b"application/json", b"content-length": b"%d" % len(body), b"connection": b"close"}
+        for event in (
+            h11.Response(status_code=400, headers=[*HEADERS.items(), *about.items()], reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
 
     def pause_writing(self) -> None:
         """It does not read."""

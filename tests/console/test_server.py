@@ -168,6 +168,33 @@ async def test_slow_and_half_closed_clients_are_let_go(monkeypatch: pytest.Monke
         await _until(lambda: not console._server.server_state.connections)
 
 
+async def test_what_does_not_come_whole_is_not_done(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Cut off before or within its body, or no HTTP any more: half of an action may mean another thing."""
+    about = {"content_type": "application/json", **PROOF}
+    chunked = head("/api/v1/bypass", "POST", transfer_encoding="chunked", **about)
+    counted = head("/api/v1/bypass", "POST", content_length="20", **about)
+    world = World()
+    async with served(world, by_token(tmp_path)) as (address, console), asyncio.timeout(60):
+        for sent in (counted, counted + b"{}", chunked, chunked + b"2\r\n{}\r\n"):
+            async with raw(address) as (_, writer):
+                writer.write(sent)
+        for sent in (chunked + b"zz\r\n\r\n", chunked + b"2\r\n{}\r\n-5\r\n", b"\0\r\n\r\n"):
+            async with raw(address) as (reader, writer):
+                writer.write(sent)
+                told = await reader.read()
+                assert told.startswith(b"HTTP/1.1 400")
+                assert told.count(b"content-security-policy") == 1
+                assert told.endswith(b'{"error":"Invalid HTTP request received."}')
+        async with raw(address) as (reader, writer):
+            writer.write(head("/api/v1/stream", transfer_encoding="chunked"))
+            assert (await reader.read(1000)).startswith(b"HTTP/1.1 200")
+            writer.write(b"zz\r\n\r\n")
+            await _all_of(reader)
+        await _until(lambda: not console._server.server_state.connections)
+    assert world.levers.done == []
+    assert not [line for line in caplog.records if line.levelno >= logging.ERROR]
+
+
 async def test_who_keeps_many_connections_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Silent ones, halves of heads, bodies that never come: the oldest goes, and whoever asks is answered."""
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
