@@ -17,13 +17,14 @@ from math import inf
 from extproc import dialects
 from extproc.copies import REPLACED, Copies
 from extproc.core.events import Admitted, Left, Observed, Refused
+from extproc.core.flight import Flight
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Endpoint, Request
 from extproc.dispatch import Dispatch
 from extproc.examination import Examination
 from extproc.flights import Flights
-from extproc.limiter import Limiter
-from extproc.ports import Clock, Exchange, Gone, Head, Observer
+from extproc.limiter import Grant, Limiter
+from extproc.ports import Clock, Departure, Exchange, Gone, Head, Observer
 from extproc.reception import Greeting, Reception, trace_of
 from extproc.turn import Wants
 from extproc.wording import Wording
@@ -89,7 +90,7 @@ class Handler:
         request, wants, undecided = None, None, False
         try:
             head = await exchange.head()
-            desk = self._desk
+            desk = self._desk  # other rules may hold since its stream began
             greeting = self._greet(desk, head)
             if greeting.endpoint is Endpoint.MODELS:
                 await exchange.answer(200, JSON, desk.reception.models(greeting), "models")
@@ -106,9 +107,7 @@ class Handler:
                 departure = desk.dispatch.depart(flight, wants, grant.upstream, greeting, document)
                 copy.departs(partial(self._abort, desk, exchange, head))
                 undecided = False
-                why_not = desk.dispatch.passed_over(request, wants, departure.order)
-                how = grant.predicted_s, why_not, self._limiter.bypassing
-                self._observe(Admitted(request, departure.order, flight.waited_s, *how))
+                self._observe(self._admitted(desk, flight, wants, grant, departure))
                 await exchange.forward(departure)
                 document = None  # a long answer need not keep its question in memory
                 del departure
@@ -134,6 +133,12 @@ class Handler:
         if desk.examination is not None:
             await desk.examination.attend(exchange, body)
         return dialects.read(greeting.endpoint, body)
+
+    def _admitted(self, desk: Desk, flight: Flight, wants: Wants, grant: Grant, departure: Departure) -> Admitted:
+        """Told at the moment of its departure: later nobody could say why it does not go elsewhere."""
+        request, order = flight.request, departure.order
+        why_not = desk.dispatch.passed_over(request, wants, order)
+        return Admitted(request, order, flight.waited_s, grant.predicted_s, why_not, self._limiter.bypassing)
 
     async def _refuse(
         self,
