@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,21 @@ def test_is_loud_about_what_an_operator_moved(page: Page) -> None:
         overview["levers"] = {"bypass": None, "draining": False, "lanes": {}, "upstreams": {}, "changes": []}
         expect(banners).to_be_empty()
         expect(page.locator("#in-force li")).to_have_count(0)
+
+
+def test_who_was_refused_yesterday_is_no_news(page: Page) -> None:
+    """Reasons of the last hour stay though nobody was refused for them of late; older ones go."""
+    overview = told("calm")
+    ages = {"lane_full": 1800, "tenant_quota": 3700}
+    overview["refusals"] = [
+        {"reason": reason, "count_5m": 0, "last_at": time.time() - age, "ids": ["r1"]} for reason, age in ages.items()
+    ]
+    with pretend(overview) as server:
+        see(page, server)
+        expect(page.locator("#reasons li")).to_have_count(1)
+        expect(page.locator("#reasons")).to_contain_text("lane_full last 30 min")
+        overview["refusals"] = overview["refusals"][1:]
+        expect(page.locator("#no-reasons")).to_be_visible()
 
 
 def test_what_is_not_known_is_a_dash(page: Page) -> None:

@@ -5,7 +5,7 @@ import { attr, bar, byId, each, el, name, text, visible } from "./dom.js";
 import { age, ago, big, clock, count, plural, rate, span, until, usd } from "./format.js";
 import { BREAKER, LEVELS, REASONS, STATUS } from "./words.js";
 
-const MOST_REASONS = 6;
+const MOST_REASONS = 6, LATELY_S = 3600;
 
 /** explain(id): shows what happened to a request. */
 export function show(view, explain) {
@@ -73,7 +73,8 @@ function bindings(view) {
 }
 
 function reasons(view, explain) {
-  const all = (view.refusals ?? []).filter((item) => item.count_5m > 0 || (item.ids ?? []).length);
+  // The last of an hour stay, so that somebody who comes later finds one to look at.
+  const all = (view.refusals ?? []).filter((item) => item.count_5m > 0 || ((item.ids ?? []).length && view.at - item.last_at < LATELY_S));
   const found = [...all].sort((a, b) => b.count_5m - a.count_5m).slice(0, MOST_REASONS);
   const most = Math.max(1, ...found.map((item) => item.count_5m));
   byId("no-reasons").hidden = found.length > 0;
