@@ -19,12 +19,11 @@ from extproc.core.request import Endpoint, Request, Usage
 from extproc.telemetry.catalog import BY_NAME
 from extproc.telemetry.conventions import OPERATIONS, OTHER, Conventions
 from extproc.telemetry.distribution import Distribution
+from extproc.telemetry.tally import SHORTEST_S
 from extproc.telemetry.top import Top
 
 __all__ = ["Measures"]
 
-SHORTEST_S = 0.1
-"""Forecasts of less than this are not compared: their ratio says nothing."""
 NOTABLE_S = 0.1
 """Shorter waits need no trace to explain them."""
 MOST_MOVED = 10_000

@@ -12,7 +12,7 @@ from extproc.core import events
 from extproc.core.breaker import Outcome
 from extproc.core.refusal import Reason
 
-__all__ = ["Tally"]
+__all__ = ["SHORTEST_S", "Tally"]
 
 RECENT = 50
 ERRORS = ((0.5, "under half"), (0.8, "0.5-0.8"), (1.25, "0.8-1.25"), (2.0, "1.25-2"), (inf, "over twice"))
