@@ -19,8 +19,8 @@ from extproc.core.request import Endpoint, Request, Usage
 from extproc.telemetry.catalog import BY_NAME
 from extproc.telemetry.conventions import OPERATIONS, OTHER, Conventions
 from extproc.telemetry.distribution import Distribution
+from extproc.telemetry.heaviest import Heaviest
 from extproc.telemetry.tally import SHORTEST_S
-from extproc.telemetry.top import Top
 
 __all__ = ["Measures"]
 
@@ -78,8 +78,8 @@ class Measures:
         self._conventions = conventions
         self._clock = clock
         self.trace = trace
-        self.tenants: Top[str] = Top(shown, clock)
-        self.sessions: Top[tuple[str, str]] = Top(shown, clock)
+        self.tenants: Heaviest[str] = Heaviest(shown, clock)
+        self.sessions: Heaviest[tuple[str, str]] = Heaviest(shown, clock)
         self.waits: Spread[tuple[str, str]] = Spread("tidegate.wait")
         self.forecasts: Spread[str] = Spread("tidegate.forecast.ratio")
         self.first_tokens: Spread[str] = Spread("tidegate.first_token")

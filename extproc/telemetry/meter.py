@@ -11,11 +11,11 @@ from extproc.core.events import Event
 from extproc.core.request import Request
 from extproc.settings import Settings
 from extproc.telemetry.conventions import Conventions
+from extproc.telemetry.heaviest import Row
 from extproc.telemetry.measures import Measures
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.otlp import Push, headers_of
 from extproc.telemetry.process import Process
-from extproc.telemetry.top import Row
 
 __all__ = ["Meter"]
 

@@ -18,7 +18,7 @@ from heapq import nlargest
 from operator import attrgetter
 from typing import Generic, TypeVar
 
-__all__ = ["Row", "Top"]
+__all__ = ["Heaviest", "Row"]
 
 KEPT = 20
 """So many rows are kept for each that is shown."""
@@ -39,7 +39,7 @@ class Row:
     refused: int = 0
 
 
-class Top(Generic[N]):
+class Heaviest(Generic[N]):
     """The `shown` names that used most of late, and the sums of everybody."""
 
     def __init__(self, shown: int, clock: Callable[[], float], half_life_s: float = 1800.0) -> None:

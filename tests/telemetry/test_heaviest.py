@@ -8,16 +8,16 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.telemetry.top import LEAST_KEPT, Row, Top
+from extproc.telemetry.heaviest import LEAST_KEPT, Heaviest, Row
 from tests.doubles import HandClock
 
 
-def top(shown: int = 10, clock: HandClock | None = None, half_life_s: float = 1800.0) -> Top[str]:
-    return Top(shown, (clock or HandClock()).time, half_life_s)
+def heaviest(shown: int = 10, clock: HandClock | None = None, half_life_s: float = 1800.0) -> Heaviest[str]:
+    return Heaviest(shown, (clock or HandClock()).time, half_life_s)
 
 
 def test_numbers_are_exact_while_all_fit() -> None:
-    one = top(2)
+    one = heaviest(2)
     for name, tokens in (("a", 5), ("b", 100), ("c", 20), ("a", 7)):
         one.used(name, tokens, 0.5)
     one.refused("c")
@@ -40,7 +40,7 @@ def test_whoever_used_more_than_its_share_is_among_them(seed: int, heavy: int, s
     events = [(f"small-{number}", chance.randint(1, small)) for number in range(50_000)]
     events += [(f"heavy-{chance.randrange(heavy)}", 200) for _ in range(1000 * heavy // 20 + 100)]
     chance.shuffle(events)
-    one = top(20)
+    one = heaviest(20)
     for name, tokens in events:
         one.used(name, tokens, 0.0)
         used[name] += tokens
@@ -58,7 +58,7 @@ def test_whoever_used_more_than_its_share_is_among_them(seed: int, heavy: int, s
 
 def test_a_flood_of_names_does_not_push_out_who_uses_much() -> None:
     """Also one of refused requests, of which each is of another name."""
-    one = top(1)
+    one = heaviest(1)
     one.used("steady", 500_000, 1.0)
     for number in range(200_000):
         one.refused(f"flood-{number}")
@@ -71,7 +71,7 @@ def test_a_flood_of_names_does_not_push_out_who_uses_much() -> None:
 def test_who_used_much_long_ago_makes_room() -> None:
     """Its numbers do not shrink: they are a counter's."""
     clock = HandClock(0.0)
-    one = top(1, clock, half_life_s=60.0)
+    one = heaviest(1, clock, half_life_s=60.0)
     one.used("morning", 1_000_000, 0.0)
     clock.now = 59.0
     assert one.told()[0][1].weight == 1_000_001
@@ -82,7 +82,7 @@ def test_who_used_much_long_ago_makes_room() -> None:
 
 
 def test_rest_never_falls_when_somebody_else_is_told() -> None:
-    one = top(1)
+    one = heaviest(1)
     one.used("a", 10, 1.0)
     one.used("b", 5, 1.0)
     first = one.rest(one.told()).tokens
@@ -92,9 +92,9 @@ def test_rest_never_falls_when_somebody_else_is_told() -> None:
 
 def test_looking_and_refusing_make_older_ones_lighter_too() -> None:
     """Whatever happens first after the time has come."""
-    for act in (Top[str].told, lambda one: one.refused("b")):
+    for act in (Heaviest[str].told, lambda one: one.refused("b")):
         clock = HandClock(0.0)
-        one = top(1, clock, half_life_s=60.0)
+        one = heaviest(1, clock, half_life_s=60.0)
         one.used("a", 99, 0.0)
         clock.now = 120.0
         act(one)
