@@ -22,9 +22,10 @@ from itertools import islice
 from typing import Any, Literal, TypeVar
 
 from extproc.core import events
+from extproc.core.refusal import Reason
 from extproc.core.request import Request
 
-__all__ = ["Dossier", "Dossiers", "State", "name_of"]
+__all__ = ["Dossier", "Dossiers", "State", "failed_for", "name_of"]
 
 T = TypeVar("T")
 E = TypeVar("E", events.Queued, events.Waited, events.Admitted, events.Refused, events.Left, events.Settled, Any)
@@ -107,9 +108,11 @@ class Dossier:
 
     @property
     def reason(self) -> str:
-        """Why it was refused; empty when it was not."""
-        refused = self.refused
-        return str(refused.reason) if refused else ""
+        """Why it was refused, or got no answer though it was let go; empty when it was not, or its client had left."""
+        refused, settled = self.refused, self.last(events.Settled)
+        if refused is not None or settled is None or settled.client_gone:
+            return str(refused.reason) if refused else ""
+        return str(failed_for(settled) or "")
 
     @property
     def upstream(self) -> str:
@@ -275,6 +278,13 @@ class Dossiers:
                 del self._named[oldest.id]
         for hear in self.ended:
             hear(dossier)
+
+
+def failed_for(settled: events.Settled) -> Reason | None:
+    """What its caller was told when no upstream answered; None where one did, and for its own error passed on."""
+    if settled.status < 500:  # noqa: PLR2004 - HTTP
+        return None
+    return Reason.DEADLINE_PASSED if settled.status == 504 else Reason.UPSTREAM_FAILED  # noqa: PLR2004
 
 
 def name_of(text: str) -> str:

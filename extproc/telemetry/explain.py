@@ -31,6 +31,8 @@ SHORT_S = 0.1
 """A wait of less is not compared with its forecast."""
 BEGUN = range(1, 400)
 """Statuses of answers that were begun."""
+REPLACED = f"tidegate_{Reason.EVICTED}"
+"""Details of one that was ended here, because its client had sent it again."""
 CHECKS = ("headers", "body", "allowance", "line", "turn")
 CHECK_WORDS = {
     "headers": "who calls, for what, and until when",
@@ -110,6 +112,9 @@ def summary(dossier: Dossier, now: float | None = None) -> dict[str, Any]:
 
 def _head(dossier: Dossier, now: float | None, trace: str) -> dict[str, Any]:
     last = dossier.ended if dossier.ended is not None else dossier.heard if now is None else now
+    settled = dossier.last(events.Settled)
+    if settled is not None and settled.duration_s:  # its record may be late
+        last = min(last, dossier.began + settled.duration_s)
     head: dict[str, Any] = {
         "id": dossier.id,
         "ticket": dossier.ticket,
@@ -311,8 +316,15 @@ def _attempts(dossier: Dossier) -> Iterator[dict[str, Any]]:
             "ok": dossier.state == "served",
             "status": settled.status,
             "first_token_s": settled.first_token_s,
-            "cause": "its client left" if settled.client_gone else settled.fault or ", ".join(sorted(settled.flags)),
+            "cause": _cause(settled),
         }
+
+
+def _cause(settled: events.Settled) -> str:
+    """Why the answer did not come to its end; empty where it did."""
+    if settled.details == REPLACED:
+        return "a later copy of it took its place"
+    return "its client left" if settled.client_gone else settled.fault or ", ".join(sorted(settled.flags))
 
 
 def _refusal(dossier: Dossier) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from extproc.core import events
 from extproc.core.breaker import Outcome
-from extproc.core.refusal import Reason
+from extproc.telemetry.dossiers import failed_for
 
 __all__ = ["SHORTEST_S", "Tally"]
 
@@ -130,9 +130,8 @@ class Tally:
             self.served[event.upstream] += 1
             self.unpriced += event.cost_usd is None
             self.spent_usd[event.upstream] += event.cost_usd or 0.0  # type: ignore[assignment]
-        elif event.status >= 500:  # noqa: PLR2004 - what is below is the client's own error, passed on
-            late = event.status == 504  # noqa: PLR2004
-            self.failed[Reason.DEADLINE_PASSED if late else Reason.UPSTREAM_FAILED] += 1
+        elif reason := failed_for(event):
+            self.failed[reason] += 1
         if answered or unheard:
             self.unknown_usage += event.usage is None and event.request.size.total > 0
         if event.usage is not None:

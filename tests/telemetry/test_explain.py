@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -305,6 +305,20 @@ def test_an_answer_that_was_none_is_not_told_as_served(tail: dict[str, Any]) -> 
         assert "its estimate was kept" in desk.story(wire)
 
     tell(scenario)
+
+
+def test_one_that_made_room_for_a_later_copy_did_not_leave_by_itself() -> None:
+    """That is told; and it has lasted until its end, not until its record came."""
+    now = iter((0.0, 0.0, 5.0, 5.0, 5.0, 5.0))
+    dossiers, one = Dossiers(5, lambda: next(now)), replace(request(), arrived=0.0)
+    gone = Settled(one, "a", 1, 0, None, 0.0, duration_s=0.3, client_gone=True, details="tidegate_evicted")
+    for event in (Admitted(one, ("a", "b"), 0.0), gone):
+        dossiers(event)
+    dossier = dossiers.of(one.ticket)
+    assert dossier is not None
+    known = explain(dossier)
+    assert known["attempts"][0]["cause"] == "a later copy of it took its place"
+    assert known["lasted_s"] == 0.3
 
 
 def test_attempts_of_which_no_record_came_in_time_are_counted() -> None:

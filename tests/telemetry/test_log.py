@@ -103,6 +103,16 @@ def refused(one: Request | None, reason: Reason = Reason.LANE_FULL, **more: Any)
     return Refused(reason, 503, "search", "P1", 0.0, name, one, **more)
 
 
+@pytest.mark.parametrize(("status", "reason"), [(503, "upstream_failed"), (504, "deadline_passed"), (400, "")])
+def test_one_that_no_upstream_answered_leaves_a_line(log: Log, status: int, reason: str) -> None:
+    """Its caller was told a reason, as who is refused is; an error of its own that was passed on is none."""
+    log.opens(level="info")
+    one = made()
+    log.tell(Admitted(one, ("a",), 0.0), Settled(one, "", 1, status, None, 0.0, duration_s=0.5))
+    found = [(line["message"], line["decision"]["reason"]) for line in log.lines]
+    assert found == ([("failed", reason)] if reason else [])
+
+
 def test_a_refused_request_leaves_one_line_that_explains_it(log: Log) -> None:
     """With its id and trace; a request that nobody read has one, too."""
     log.opens(level="info")
