@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from extproc.core.refusal import Reason
 from extproc.core.request import Dialect
 from extproc.dialects import message_of
-from extproc.render.names import LAST_RESORT_HEADER, ROUTE
+from extproc.render.names import LAST_RESORT_HEADER, REQUEST_ID_HEADER, ROUTE
 from extproc.render.shape import Data, extension, set_header, source
 from extproc.settings import Settings
 
@@ -32,6 +32,8 @@ LANGUAGES: dict[str, list[Data]] = {
 
 _ANTHROPIC_PATH = r"^/v1/messages([/?].*)?$"
 _REQUEST_ID = "%REQ(x-request-id)%"
+_REQUEST_ID_HEADERS = (REQUEST_ID_HEADER, "x-request-id", "request-id")
+"""Where people, OpenAI's SDK and Anthropic's look for it."""
 _WITH_REQUEST_ID = f', "request_id": "{_REQUEST_ID}"'
 _FAIL_BODY = f"%DYNAMIC_METADATA({ROUTE}:fail_body)%"
 _DEADLINE = "response.code_details == 'response_timeout'"
@@ -93,6 +95,7 @@ class _Refusal:
             set_header("x-tidegate-reason", self.reason.value),
             set_header("x-should-retry", "true" if wait else "false"),
             *([set_header("retry-after", wait), set_header("retry-after-ms", wait + _JITTER_MS)] if wait else []),
+            *(set_header(name, _REQUEST_ID) for name in _REQUEST_ID_HEADERS),
         ]
 
 

@@ -48,7 +48,10 @@ def refused(got: Got, status: int, reason: str, *, retry: bool, anthropic: bool 
     assert got.get("x-should-retry") == ("true" if retry else "false")
     assert (got.get("retry-after") is not None) == retry
     assert body["error"]["message"]
+    ids = {got.get(name) for name in ("x-tidegate-request-id", "x-request-id", "request-id")}
+    assert len(ids) == 1
     if anthropic:
+        assert ids == {body["request_id"]}
         assert body.keys() == {"type", "error", "request_id"}
         assert body["type"] == "error"
     else:
