@@ -49,7 +49,7 @@ class Clerk:
 
     def may_read(self, request: Request) -> None:
         """Denied, unless it is on loopback or proven, and no page of another site."""
-        self._no_page(request)
+        self.no_page(request)
         if not self.loopback:
             self._proven(request)
 
@@ -80,7 +80,7 @@ class Clerk:
     async def may_act(self, request: Request) -> None:
         """Note who it is. Denied, and written down, where it may not act."""
         try:
-            self._no_page(request)
+            self.no_page(request)
             request.state.who = self._proven(request)
         except Denied as denied:
             await self.audit.refuse(_actor(request, ""), _name(request), dict(request.path_params), denied.why)
@@ -121,7 +121,8 @@ class Clerk:
         await self.audit.end(entry, "done")
         return shown(answer)
 
-    def _no_page(self, request: Request) -> None:
+    def no_page(self, request: Request) -> None:
+        """Denied to what a browser asks for a page that is not the console's own."""
         if from_a_page(request.headers, self.address, loopback=self.loopback):
             raise Denied(403, "not for web pages of others")
 

@@ -94,18 +94,26 @@ class _Routes:
             responses=responses(401, 403, *codes, **(good or ANYTHING)),
         )
 
-    def open(self, path: str, name: str, show: Show, **good: Any) -> None:
-        """Whoever reaches the console may see it."""
+    def open(self, path: str, name: str, show: Show, *, to_pages: bool = False, **good: Any) -> None:
+        """Whoever reaches the console may see it. to_pages: pages of other sites, too."""
         self._clerk.methods.setdefault(path, set()).add("GET")
         self._router.add_api_route(
             path,
             show,
+            dependencies=[] if to_pages else [Depends(_no_page(self._clerk))],
             openapi_extra={"security": []},
             operation_id=name,
             tags=["look"],
             response_class=Response,
-            responses=responses(**good),
+            responses=responses(*([] if to_pages else [403]), **good),
         )
+
+
+def _no_page(clerk: Clerk) -> Callable[[Request], Awaitable[None]]:
+    async def no_page(request: Request) -> None:
+        clerk.no_page(request)
+
+    return no_page
 
 
 def _reader(clerk: Clerk) -> Callable[[Request], Awaitable[None]]:
@@ -128,9 +136,8 @@ def _always(routes: _Routes, clerk: Clerk) -> None:
         """The last actions and refused attempts, the newest first."""
         return shown({"actions": clerk.audit.newest(limit)})
 
-    routes.open(
-        "/healthz", "healthy", healthy, description="ok", content={"text/plain": {"schema": {"type": "string"}}}
-    )
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    routes.open("/healthz", "healthy", healthy, to_pages=True, description="ok", content=text)
     routes.add("/state", "state", state)
     routes.add("/api/v1/state", "state_v1", state)
     routes.add("/api/v1/audit", "audit", audit, 422, model=AuditPage, description="Actions")

@@ -307,7 +307,7 @@ async def test_no_other_sites_page_reads_or_acts(tmp_path: Path, where: str) -> 
     bad = {"host": "evil.example", "origin": "https://evil.example", "sec-fetch-site": "cross-site"}[where]
     world = World()
     async with served(world, by_token(tmp_path)) as (address, _), client(f"http://{address}") as http:
-        for path in READS:
+        for path in (*READS, "/metrics"):
             assert (await http.get(path, headers={**PROOF, where: bad})).status_code == 403, path
         for method, path in ACTIONS:
             body = BODIES.get(path, {})
