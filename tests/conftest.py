@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import yaml
+from hypothesis import settings
 
 from tests.turns import Turns, turn_of
 
@@ -15,6 +16,10 @@ VARIABLE = "TIDEGATE_PROFILE"
 # What was rendered is read again so often that libyaml, ten times faster, saves a minute.
 yaml.safe_load = partial(yaml.load, Loader=yaml.CSafeLoader)
 yaml.safe_load_all = partial(yaml.load_all, Loader=yaml.CSafeLoader)
+
+# An example that took long tells of a busy machine, not of a mistake.
+settings.register_profile("tidegate", deadline=None)
+settings.load_profile("tidegate")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
