@@ -7,7 +7,8 @@ told the same time. A booking lapses when its client could have come and did not
 
 Not everybody comes back: SDKs take a wait of more than a minute for none, and lanes differ, for so do their clients.
 Which part of a lane's promises is taken up is learned, for waits up to a minute and for longer ones, and its bookings
-count for that much; at first all count whole.
+count for that much. At first those up to a minute count whole, and longer ones not at all: what is booked for a crowd
+that never comes would keep a lane empty for as long as it takes to find that out.
 
 Deliberately not here: which time is told (forecast).
 """
@@ -39,6 +40,8 @@ NEAR_S, FAR_S = 8.0, 4
 """What is due later than `NEAR_S` from now is booked by so many seconds together."""
 WEIGHT = 0.02
 """Weight of the newest promise in the share that is taken up."""
+FIRST = 5
+"""What is taken for that share at first weighs as much as so many promises."""
 MOST_ALIKE = 64
 """Promises for requests with one fingerprint."""
 
@@ -95,7 +98,9 @@ class Promises:
         heappush(self._lapsing, (late + GRACE_S, promise.number))
         alike = self._alike.setdefault(request.fingerprint, [])
         insort(alike, promise, key=_due)
-        self._books.setdefault((request.lane, promise.long), Book()).add(promise, 1)
+        if (key := (request.lane, promise.long)) not in self._books:
+            self._books[key] = Book(kept=0.0 if promise.long else 1.0)
+        self._books[key].add(promise, 1)
         if len(alike) > MOST_ALIKE:
             self._remove(alike[0])
         elif len(self._open) > self._limit:
@@ -130,7 +135,8 @@ class Promises:
 
     def _learn(self, promise: Promise, kept: float) -> None:
         book = self._books[promise.request.lane, promise.long]
-        book.kept += WEIGHT * (kept - book.kept)
+        book.heard += 1
+        book.kept += max(WEIGHT, 1 / (FIRST + book.heard)) * (kept - book.kept)
 
     def _remove(self, promise: Promise) -> None:
         del self._open[promise.number]
@@ -192,19 +198,20 @@ class Book:
     """What is promised in one lane: slots by the second (on the clock) in which they are due, and sums by tenant.
 
     drawn: a curve over its tenants, and after how many changes it was drawn (forecast). kept: the share of them that is
-    taken up.
+    taken up. heard: of how many it is known whether they were.
     """
 
-    __slots__ = ("changes", "drawn", "kept", "seconds", "slots", "tenants")
+    __slots__ = ("changes", "drawn", "heard", "kept", "seconds", "slots", "tenants")
 
-    def __init__(self) -> None:
+    def __init__(self, kept: float) -> None:
         """Nothing."""
         self.slots: dict[int, Slot] = {}
         self.seconds: list[int] = []
         self.tenants: dict[str, Promised] = {}
         self.changes = 0
         self.drawn: tuple[int, Curve] | None = None
-        self.kept = 1.0
+        self.kept = kept
+        self.heard = 0
 
     def before(self, moment: float) -> Backlog:
         """The sum of what is due until then."""

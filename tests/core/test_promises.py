@@ -91,21 +91,33 @@ def test_a_promise_lapses_when_its_client_could_have_come_and_did_not() -> None:
 
 
 def test_promises_count_for_as_much_as_is_taken_up() -> None:
-    """Whole at first; then as it turns out, up to a minute and beyond it. Next to nothing is nothing."""
+    """Whole at first, longer than a minute not at all; then as it turns out. Next to nothing is nothing."""
     promises = Promises()
     make(promises, seconds=60)
     make(promises, seconds=61, fingerprint="long")
-    assert [share for _, share in promises.booked("P1", 1000.0)] == [1.0, 1.0]
+    assert [share for _, share in promises.booked("P1", 1000.0)] == [1.0]
     for number in range(250):
         make(promises, now=2000.0, seconds=61, fingerprint=f"long{number}")
         make(promises, now=2000.0, seconds=10, fingerprint=f"short{number}")
     for number in range(200):
         promises.claim(one(f"short{number}"), 2011.0)
+    for number in range(100):
+        promises.claim(one(f"long{number}"), 2062.0)
     make(promises, now=3000.0, seconds=99)
     make(promises, now=3000.0, seconds=9)
-    assert kept(promises, long=True) < WEIGHT
     assert 0.2 < kept(promises) < 0.6
-    assert [share for _, share in promises.booked("P1", 3000.0)] == [kept(promises)]
+    assert WEIGHT < kept(promises, long=True) < 0.1
+    assert [share for _, share in promises.booked("P1", 3000.0)] == [kept(promises), kept(promises, long=True)]
+
+
+def test_that_nobody_comes_back_is_soon_believed() -> None:
+    """Or a crowd that asks something else each time would keep its lane empty for itself."""
+    promises = Promises()
+    for number in range(20):
+        make(promises, seconds=6, fingerprint=f"{number}")
+    assert [share for _, share in promises.booked("P1", 1012.0)] == [1.0]
+    make(promises, now=1013.0, seconds=6)
+    assert 0.1 < kept(promises) < 0.25
 
 
 def test_a_lane_whose_clients_never_come_back_says_nothing_of_another() -> None:
@@ -213,7 +225,7 @@ class PromisesMachine(RuleBasedStateMachine):
         for lane in ("P0", "P1"):
             for long in (False, True):
                 inside = [p for p in self.promises._open.values() if (p.request.lane, p.long) == (lane, long)]
-                book = self.promises._books.get((lane, long), Book())
+                book = self.promises._books.get((lane, long), Book(1.0))
                 assert book.seconds == sorted({promise.second for promise in inside}) == sorted(book.slots)
                 for second, slot in book.slots.items():
                     here = [promise for promise in inside if promise.second == second]
