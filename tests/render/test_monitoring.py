@@ -405,6 +405,7 @@ def test_every_alert_fires_for_its_cause_and_for_nothing_else(tmp_path: Path) ->
         }
 
     tests = [case("calm", {}, minute, set()) for minute in (20, 200)]
+    tests += [case("one of a few was late", _waits("0x60 1x240", "0x65 1x235"), minute, set()) for minute in (68, 69)]
     tests += [
         case(name, series, minute, {name} | COMPANY.get(name, set())) for name, (series, minute) in TROUBLE.items()
     ]

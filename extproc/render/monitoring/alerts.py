@@ -32,6 +32,8 @@ RUNBOOKS = "README.md"
 """Where the runbook is; with what goes before it, a link."""
 OBJECTIVE = 0.99
 """Share of the first lane's requests that are to go soon."""
+LEAST = 20
+"""Of fewer requests nobody is woken: one that is late would be a large share of them."""
 SOON_S = (1.0, 2.5, 5.0, 10.0, 30.0)
 """What is soon, in seconds: the longest of these that is at most half of what the lane may wait. All end a bucket."""
 OWN = (
@@ -120,6 +122,12 @@ def _missed(lane: str, soon: float, window: str) -> str:
     return f"1 - (({soon_gone} or 0 * {every}) + ({own} or 0 * {every})) / {every}"
 
 
+def _came(lane: str, window: str) -> str:
+    """How many requests of a lane were let go or refused."""
+    waits = f'lane="{lane}",outcome=~"admitted|refused"'
+    return f"sum by ({_ALL}) (increase(tidegate_wait_seconds_count{{{waits}}}[{window}]))"
+
+
 def _burning(lane: str) -> Iterator[Data]:
     allowed = 1 - OBJECTIVE
     for name, severity, speed, long, short, words in (
@@ -131,7 +139,8 @@ def _burning(lane: str) -> Iterator[Data]:
             f"ObjectiveBurns{name}",
             severity,
             Runbook.SLO_BURN,
-            f"tidegate:missed:ratio_rate{long} > {limit} and tidegate:missed:ratio_rate{short} > {limit}",
+            f"tidegate:missed:ratio_rate{long} > {limit} and tidegate:missed:ratio_rate{short} > {limit} "
+            f"and {_came(lane, long)} >= {LEAST}",
             "2m" if name == "Fast" else "15m",
             f"{lane} misses its objective: {{{{ $value | humanizePercentage }}}} of its requests wait too long or are "
             "refused",
