@@ -214,7 +214,9 @@ def counts(stack: Stack, *names: str) -> list[int]:
 
 
 def metrics(stack: Stack) -> Counter[tuple[str, ...]]:
-    """Values by name and labels' values, as both of its formats tell them, and nothing that the catalog has not."""
+    """Values by name and labels' values (by the labels' names), as both of its formats tell them, and nothing that the
+    catalog has not.
+    """
     address = f"http://{stack.settings.service.console}/metrics"
     found: list[Counter[tuple[str, ...]]] = []
     for accept, parse in (("text/plain", text_string_to_metric_families), (OPEN_TYPE, open_families)):
@@ -222,9 +224,13 @@ def metrics(stack: Stack) -> Counter[tuple[str, ...]]:
         families = list(parse(page))
         assert {family.name for family in families} <= {metric.family for metric in METRICS}
         samples = [one for family in families for one in family.samples]
-        found.append(Counter({(one.name, *sorted(one.labels.values())): one.value for one in samples}))
+        found.append(Counter({(one.name, *_values(one.labels)): one.value for one in samples}))
     assert found[0].keys() == found[1].keys()
     return found[0]
+
+
+def _values(labels: Mapping[str, str]) -> list[str]:
+    return [labels[name] for name in sorted(labels)]
 
 
 class Meter:
