@@ -186,9 +186,12 @@ def test_strangers_are_refused(strict: Stack, headers: dict[str, str]) -> None:
 def test_a_declared_header_is_trusted(strict: Stack) -> None:
     """The header that the settings name decides, even if its name is one of ours, and never reaches an upstream."""
     forget(strict)
-    assert Asked(strict, {"X-Tidegate-Team": "beta"}).tenant == "beta"
+    with connect(strict) as connection:
+        connection.sendall(written(path=CHAT, body=json.dumps(chat()).encode(), headers={"X-Tidegate-Team": "beta"}))
+        assert read_reply(connection)[0].status == 200
     (seen,) = strict.record("main")["requests"]
     assert not [name for name in seen["headers"] if name.startswith("x-tidegate-")]
+    assert Asked(strict, {"X-Tidegate-Team": "beta"}).tenant == "beta"
 
 
 def test_a_header_that_nobody_declared_means_nothing(open_door: Stack) -> None:
