@@ -69,7 +69,7 @@ class Session(requests.Session):
 
     def send(self, request: requests.PreparedRequest, **how: Any) -> requests.Response:
         """As the library asks."""
-        answer = super().send(request, **{**how, "stream": True})
+        answer = super().send(request, **{**how, "stream": True, "allow_redirects": False})
         if answer.headers.get("content-length") == "0":
             _ = answer.content  # so that the connection can be used again
         else:

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from requests import RequestException
 
 from extproc.settings import OtlpSettings, load
 from extproc.stack import free_ports
 from extproc.telemetry.catalog import BY_NAME, Kind
 from extproc.telemetry.meter import Meter
-from extproc.telemetry.otlp import AGAIN_S, Heard, OtlpError, headers_of
+from extproc.telemetry.otlp import AGAIN_S, Heard, OtlpError, Session, headers_of
 from tests.doubles import HandClock
 from tests.telemetry.metrics_world import HEARD, TRACE, told
 
@@ -227,6 +228,15 @@ async def test_an_answer_that_leads_elsewhere_is_not_taken_for_a_good_one(caplog
         await one.stop()
         assert other.heard.empty()
     assert "the answer is 307 and leads elsewhere" in caplog.text
+
+
+async def test_the_key_is_sent_nowhere_else_whatever_the_library_asks_for() -> None:
+    """A session that may follow sends all headers along, to any host."""
+    with collector() as here, collector() as other, Session() as session:
+        here.status, here.headers = 307, {"location": f"{other.endpoint}/v1/metrics", "content-length": "0"}
+        with pytest.raises(RequestException, match="leads elsewhere"):
+            await asyncio.to_thread(session.post, here.endpoint, b"", headers={"api-key": "secret"})
+        assert other.heard.empty()
 
 
 async def test_a_state_that_breaks_does_not_end_the_sending() -> None:
