@@ -36,6 +36,7 @@ class StreamExchange:
         self._write = write
         self._asked = ""
         self._bodiless = False
+        self._departed = False
         self._released = False
         self._last_words = b""
         self._aborted = False
@@ -62,6 +63,7 @@ class StreamExchange:
 
     async def forward(self, departure: Departure) -> None:
         """See ports.Exchange."""
+        self._departed = True
         await self._write(codec.departure(departure, self._asked))
         self._asked = ""
 
@@ -106,11 +108,15 @@ class StreamExchange:
             await self._write(self._last_words)
 
     def release(self) -> bool:
-        """Stop watching a response that is under way; it goes on without us. False when there is none."""
-        if self._waiting is None:
+        """Stop watching a response that is under way, from now or from when it is begun to; it goes on without us.
+
+        False when there is none.
+        """
+        if not self._departed:
             return False
         self._released = True
-        self._waiting.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
         return True
 
     @property
@@ -124,7 +130,7 @@ class StreamExchange:
 
     def _may_end(self) -> bool:
         """Whether nothing that is still to come needs us."""
-        return False
+        return self._released
 
     def _heed(self, message: ProcessingRequest) -> bytes:
         """The answer to a message that comes once the request is on its way."""

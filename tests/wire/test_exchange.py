@@ -180,6 +180,24 @@ async def test_release_ends_the_watch_without_an_error() -> None:
     await watching
 
 
+async def test_release_before_the_watch_has_begun_holds() -> None:
+    """What left a moment ago and is still being told of to Envoy is let go as well; nobody waits for its end."""
+    envoy = Envoy(headers_message(end=True))
+    await envoy.exchange.head()
+    envoy.closed.clear()
+    envoy.writable.clear()
+
+    async def leave() -> None:
+        await envoy.exchange.forward(DEPARTURE)
+        await envoy.exchange.ended()
+
+    leaving = asyncio.create_task(leave())
+    await asyncio.sleep(0)
+    assert envoy.exchange.release()
+    envoy.writable.set()
+    await asyncio.wait_for(leaving, 5)
+
+
 async def test_cancellation_of_a_watch_stays_a_cancellation() -> None:
     """A client that leaves cancels the watch; that must not look like an orderly end."""
     envoy = Envoy(headers_message(end=True))
