@@ -164,7 +164,7 @@ class Sight:
         listeners = self._listeners
         return Sources(
             state=self.state,
-            metrics=listeners.meter.page,
+            metrics=listeners.meter,
             sessions=self._admission.allowances,
             operations=self._levers,
             explain=self.explain,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -16,7 +17,8 @@ from extproc.core.capacity import Store
 from extproc.core.lanes import Lanes
 from extproc.settings import AdminSettings
 from extproc.stack import free_ports
-from extproc.telemetry.metrics import OPEN_TYPE, TEXT_TYPE, Metrics
+from extproc.telemetry.formats import OPEN_TYPE, TEXT_TYPE
+from extproc.telemetry.metrics import Metrics
 from tests.telemetry.metrics_world import LANES, told
 
 
@@ -31,7 +33,7 @@ def test_what_the_rules_name_is_told_before_the_crowd() -> None:
 async def test_the_console_shows_it_as_text() -> None:
     """With the type that says which text it is, each to those who accept it."""
     [port] = free_ports(1)
-    served = await serve(f"127.0.0.1:{port}", Sources(told, metrics=Metrics().page), AdminSettings())
+    served = await serve(f"127.0.0.1:{port}", Sources(told, metrics=Metrics()), AdminSettings())
     try:
         for accept, expected in (("*/*", TEXT_TYPE), (OPEN_TYPE, OPEN_TYPE), ("text/plain", TEXT_TYPE)):
             async with (
@@ -48,15 +50,16 @@ async def test_the_console_shows_it_as_text() -> None:
 
 async def test_whoever_reads_metrics_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many who ask at once get one page; later there is another."""
-    made: list[dict[str, Any]] = []
+    made: list[Mapping[str, Any]] = []
 
-    def page(told_state: dict[str, Any], accept: str) -> tuple[bytes, str]:
-        made.append(told_state)
-        return str(len(made)).encode(), accept or TEXT_TYPE
+    class Counting(Metrics):
+        def page(self, state: Mapping[str, Any], accept: str = "") -> tuple[bytes, str]:
+            made.append(state)
+            return str(len(made)).encode(), accept
 
     monkeypatch.setattr(reading, "FRESH_S", 600.0)
     [port] = free_ports(1)
-    served = await serve(f"127.0.0.1:{port}", Sources(told, metrics=page), AdminSettings())
+    served = await serve(f"127.0.0.1:{port}", Sources(told, metrics=Counting()), AdminSettings())
     try:
         async with aiohttp.ClientSession() as http:
 

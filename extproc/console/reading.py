@@ -27,7 +27,7 @@ from extproc.console.schemas import (
     Tenant,
     responses,
 )
-from extproc.console.sources import Data, Sessions
+from extproc.console.sources import Data, Pages, Sessions
 from extproc.console.stream import Overviews, Watching
 from extproc.ports import Operations
 
@@ -35,8 +35,6 @@ __all__ = ["routes"]
 
 FRESH_S = 0.5
 """So long a page of metrics serves whoever asks."""
-TEXT = "text/plain; charset=utf-8"
-OPENMETRICS = "application/openmetrics-text"
 NO_REQUEST = (
     "no such request is known, or it was too long ago (an id is what x-tidegate-request-id of an answer says; "
     "a provider's own x-request-id is not known here)"
@@ -143,9 +141,9 @@ def _always(routes: _Routes, clerk: Clerk) -> None:
     routes.add("/api/v1/audit", "audit", audit, 422, model=AuditPage, description="Actions")
 
 
-def _metrics(routes: _Routes, make: Callable[[Data, str], tuple[bytes, str]], state: Callable[[], Data]) -> None:
-    kinds = {kind: {"schema": {"type": "string"}} for kind in ("text/plain", OPENMETRICS)}
-    routes.open("/metrics", "metrics", _Metrics(make, state).show, description="For Prometheus", content=kinds)
+def _metrics(routes: _Routes, pages: Pages, state: Callable[[], Data]) -> None:
+    kinds = {kind: {"schema": {"type": "string"}} for kind in ("text/plain", "application/openmetrics-text")}
+    routes.open("/metrics", "metrics", _Metrics(pages, state).show, description="For Prometheus", content=kinds)
 
 
 def _sessions(routes: _Routes, known: Sessions) -> None:
@@ -256,18 +254,17 @@ class _Metrics:
     keep those from their work who decide on requests.
     """
 
-    def __init__(self, make: Callable[[Data, str], tuple[bytes, str]], state: Callable[[], Data]) -> None:
-        self._make, self._state = make, state
+    def __init__(self, pages: Pages, state: Callable[[], Data]) -> None:
+        self._pages, self._state = pages, state
         self._one = asyncio.Lock()
-        self._kept: dict[bool, tuple[float, bytes, str]] = {}
+        self._kept: dict[str, tuple[float, bytes, str]] = {}
 
     async def show(self, request: Request) -> Response:
         """For Prometheus, as text or as OpenMetrics."""
-        accepted = OPENMETRICS in request.headers.get("accept", "")
+        wanted = self._pages.kind(", ".join(request.headers.getlist("accept")))
         async with self._one:
-            at, page, kind = self._kept.get(accepted, (-inf, b"", TEXT))
+            at, page, kind = self._kept.get(wanted, (-inf, b"", wanted))
             if time.monotonic() - at >= FRESH_S:
-                asked = OPENMETRICS if accepted else "text/plain"
-                page, kind = await asyncio.to_thread(self._make, self._state(), asked)
-                self._kept[accepted] = (time.monotonic(), page, kind)
-        return Response(page, headers={"content-type": kind})
+                page, kind = await asyncio.to_thread(self._pages.page, self._state(), wanted)
+                self._kept[wanted] = (time.monotonic(), page, kind)
+        return Response(page, headers={"content-type": kind, "vary": "accept"})

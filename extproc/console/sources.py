@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from extproc.ports import Operations
 
-__all__ = ["Data", "Sessions", "Sources"]
+__all__ = ["Data", "Pages", "Sessions", "Sources"]
 
 Data = dict[str, Any]
 
@@ -28,18 +28,30 @@ class Sessions(Protocol):
         ...
 
 
+class Pages(Protocol):
+    """Metrics as text, for a Prometheus."""
+
+    def kind(self, accept: str) -> str:
+        """The content type for whoever sends this header; one of a few."""
+        ...
+
+    def page(self, state: Data, accept: str) -> tuple[bytes, str]:
+        """A state as text, and its content type. Called in a thread."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Each is called on the event loop, but for `metrics`, which is called in a thread; all give plain data.
+    """Each is called on the event loop, but for pages of metrics; all give plain data.
 
-    metrics: a state, and what the client accepts -> the page and its content type. overview: awaited, as it may work in
+    overview: awaited, as it may work in
     a thread. requests: the newest, by keywords (limit, and any of tenant, lane, reason, upstream, state). explain: by
     request id or ticket, None when it is not known. log, set_log: settings of the log, and keywords of what to change.
     config: every value in force, without secrets.
     """
 
     state: Callable[[], Data]
-    metrics: Callable[[Data, str], tuple[bytes, str]] | None = None
+    metrics: Pages | None = None
     sessions: Sessions | None = None
     operations: Operations | None = None
     overview: Callable[[], Awaitable[Data]] | None = None

@@ -39,7 +39,7 @@ class Meter:
         self.measures = Measures(Conventions.of(settings), clock, settings.telemetry.tenants, trace)
         self.process = Process()
         self._metrics = Metrics(self.measures, self.process, instance)
-        self.page, self.data = self._metrics.page, self._metrics.data
+        self.kind, self.page, self.data = self._metrics.kind, self._metrics.page, self._metrics.data
         otlp = settings.telemetry.otlp
         self._otlp = otlp if otlp is not None and otlp.metrics else None
         self._headers = {} if self._otlp is None else headers_of(self._otlp)

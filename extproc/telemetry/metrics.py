@@ -38,21 +38,14 @@ from prometheus_client.utils import floatToGoString
 
 from extproc.telemetry.catalog import METRICS, Kind, Metric
 from extproc.telemetry.distribution import Example, Shown
+from extproc.telemetry.formats import OPEN_TYPE, preferred
 from extproc.telemetry.measures import Measures
 from extproc.telemetry.process import Process
 from extproc.telemetry.readings import READINGS, VERSION, Labels, Sources
 
-__all__ = ["OPEN_TYPE", "TEXT_TYPE", "Metrics", "wants_open"]
-
-TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-OPEN_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+__all__ = ["Metrics"]
 
 Points = dict[Labels, float | Shown]
-
-
-def wants_open(accept: str) -> bool:
-    """Whether somebody who accepts this is to be told in the format of OpenMetrics, which has exemplars."""
-    return any(one.partition(";")[0].strip() == "application/openmetrics-text" for one in accept.lower().split(","))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +69,20 @@ class Metrics:
     def page(self, state: Mapping[str, Any], accept: str = "") -> tuple[bytes, str]:
         """The state of a service (its state page, as plain data) as Prometheus reads it, and the type of that.
 
-        accept: the header of that name of who asks.
+        accept: the header of that name of who asks; a content type that is offered is one, too.
         """
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Page([_family(read) for read in self.read(state)]))
+        kind = preferred(accept)
         write: Callable[[CollectorRegistry], bytes] = (
-            openmetrics.generate_latest if wants_open(accept) else generate_latest
+            openmetrics.generate_latest if kind == OPEN_TYPE else generate_latest
         )
-        return write(registry), OPEN_TYPE if wants_open(accept) else TEXT_TYPE
+        return write(registry), kind
+
+    @staticmethod
+    def kind(accept: str) -> str:
+        """The content type that a page has for whoever sends this header."""
+        return preferred(accept)
 
     def data(self, state: Mapping[str, Any]) -> MetricsData:
         """The same for OpenTelemetry."""

@@ -21,7 +21,7 @@ from extproc.console import guard, server, stream
 from extproc.console.server import serve
 from extproc.settings import AdminSettings
 from extproc.stack import free_ports
-from tests.console.world import PROOF, World, by_token, client, served
+from tests.console.world import PROOF, Pages, World, by_token, client, served
 
 LONG = 100_000
 
@@ -355,13 +355,14 @@ async def test_metrics_are_made_in_a_thread_and_seldom() -> None:
     """One page for everybody who asks within half a second, of each kind."""
     made: list[str] = []
 
-    def page(_: Any, accept: str) -> tuple[bytes, str]:
-        made.append(accept)
-        return b"# EOF\n", f"{accept}; version=1"
+    class Counted(Pages):
+        def page(self, state: Any, accept: str) -> tuple[bytes, str]:  # noqa: ARG002 - as pages are asked for
+            made.append(accept)
+            return b"# EOF\n", f"{accept}; version=1"
 
     sources = World().sources()
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    console = await serve(address, type(sources)(state=sources.state, metrics=page))
+    console = await serve(address, type(sources)(state=sources.state, metrics=Counted()))
     async with client(f"http://{address}") as http:
         wanted = ["text/plain", "application/openmetrics-text;version=1.0.0", "*/*", "x" * 300] * 10
         answers = await asyncio.gather(*(http.get("/metrics", headers={"accept": each}) for each in wanted))

@@ -142,6 +142,16 @@ class Sessions:
         return self.look(tenant, session_id)
 
 
+class Pages:
+    """Empty pages, of two kinds."""
+
+    def kind(self, accept: str) -> str:
+        return "application/openmetrics-text" if "openmetrics" in accept else "text/plain"
+
+    def page(self, state: Data, accept: str) -> tuple[bytes, str]:  # noqa: ARG002 - as pages are asked for
+        return b"# EOF\n", accept
+
+
 class World:
     """Everything that a console is given. overviews: how many were made."""
 
@@ -167,7 +177,7 @@ class World:
     def sources(self) -> Sources:
         return Sources(
             state=lambda: {"waiting": {}},
-            metrics=lambda _, accept: (b"# EOF\n", accept),
+            metrics=Pages(),
             sessions=self.sessions,
             operations=self.levers,
             overview=self.overview,

@@ -32,7 +32,7 @@ from extproc.fakes.record import fingerprint
 from extproc.fakes.text import answer_text
 from extproc.stack import Stack
 from extproc.telemetry.catalog import METRICS
-from extproc.telemetry.metrics import OPEN_TYPE
+from extproc.telemetry.formats import OPEN_TYPE
 from tests.e2e.conftest import books_balance, chat
 from tests.e2e.doubles import (
     ANSWER,

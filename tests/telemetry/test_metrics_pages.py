@@ -18,8 +18,9 @@ from extproc.core import events
 from extproc.core.refusal import Reason
 from extproc.core.request import Endpoint, Usage
 from extproc.telemetry.catalog import BY_NAME, METRICS, Kind
+from extproc.telemetry.formats import OPEN_TYPE, TEXT_TYPE
 from extproc.telemetry.measures import MOST_MOVED
-from extproc.telemetry.metrics import OPEN_TYPE, TEXT_TYPE, Metrics, wants_open
+from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.readings import READINGS
 from tests.doubles import HandClock
 from tests.telemetry.metrics_world import TRACE, meter, streamed, told
@@ -360,11 +361,3 @@ def test_a_state_that_lacks_something_is_a_bug_that_shows(gone: str) -> None:
     del broken[gone]
     with pytest.raises(KeyError):
         Metrics().page(broken)
-
-
-@pytest.mark.parametrize(
-    ("accept", "openly"),
-    [("", False), ("text/plain", False), ("*/*", False), (OPEN, True), (SCRAPER, True), ("x," + OPEN.upper(), True)],
-)
-def test_the_format_is_that_which_is_accepted(accept: str, openly: bool) -> None:  # noqa: FBT001 - a parameter
-    assert wants_open(accept) is openly
