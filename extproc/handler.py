@@ -138,7 +138,7 @@ class Handler:
         """Told at the moment of its departure: later nobody could say why it does not go elsewhere."""
         request, order = flight.request, departure.order
         why_not = desk.dispatch.passed_over(request, wants, order)
-        return Admitted(request, order, flight.waited_s, grant.predicted_s, why_not, self._limiter.bypassing)
+        return Admitted(request, order, flight.waited_s, grant.predicted_s, why_not, grant.bypassed)
 
     async def _refuse(
         self,

@@ -61,12 +61,14 @@ AT_ONCE = 500
 class Grant:
     """The upstream that serves first; its claims are taken and belong to the caller now.
 
-    waited: whether it queued. predicted_s: the forecast of its wait then, None when it did not queue.
+    waited: whether it queued. predicted_s: the forecast of its wait then, None when it did not queue. bypassed: it was
+    let go by a bypass.
     """
 
     upstream: str
     waited: bool
     predicted_s: float | None = field(default=None, compare=False)
+    bypassed: bool = False
 
 
 @value
@@ -239,7 +241,7 @@ class Limiter:
         if self.draining:
             raise Rejected(Reason.DRAINING, retry_after=LEAST_RETRY_S)
         if self.bypassing:
-            return Grant(await self._pass_through(request, wants), waited=False)
+            return Grant(await self._pass_through(request, wants), waited=False, bypassed=True)
         whole, wants = wants, self._reach.with_owned(request, wants)
         if self._capacity.immediate and self._nobody_waits(request.lane):
             option = await self._at_once(request, wants)
@@ -250,11 +252,11 @@ class Limiter:
         try:
             await self._first_look(turn)
             if turn.granted is not None:
-                return Grant(turn.granted.name, waited=False)
+                return Grant(turn.granted.name, waited=False, bypassed=turn.bypassed)
             if request.observed:
                 return Grant(await self._let_go(turn), waited=False)
             await self._wait(turn, queued)
-            return Grant(self._granted(turn), waited=True, predicted_s=turn.predicted_s)
+            return Grant(self._granted(turn), waited=True, predicted_s=turn.predicted_s, bypassed=turn.bypassed)
         except BaseException:
             await self._leave(turn)
             raise
@@ -434,6 +436,7 @@ class Limiter:
                 continue
             self.lanes.serve(turn)
             turn.gone, turn.granted, turn.wants = True, Option(name, turn.whole.prices[name]), turn.whole
+            turn.bypassed = True
             self._note(turn.request, turn.granted)
             turns.append(turn)
         await self._charge(turns)

@@ -40,14 +40,14 @@ class Turn(Waiter):
     """A waiter with the means to wake it.
 
     fitting: the upstreams that answer such prompts well, by which it was put in line. promise: one that it came too
-    early for. verdict: why it had to make room for others. charging: what it was let go
+    early for. verdict: why it had to make room for others. bypassed: a bypass let it go. charging: what it was let go
     for is being taken. stood: the line it stands in, since when, and for want of what that had been held by then.
     spells: the same of lines it left. whole: what it wanted when it came, before it was left with what is owned alone.
     """
 
     __slots__ = (
-        "charging", "event", "fitting", "predicted_s", "promise", "spells", "stood", "timer", "verdict", "wants",
-        "whole",
+        "bypassed", "charging", "event", "fitting", "predicted_s", "promise", "spells", "stood", "timer", "verdict",
+        "wants", "whole",
     )  # fmt: skip
 
     def __init__(self, request: Request, seq: int, wants: Wants, since: float, before: float) -> None:
@@ -57,7 +57,7 @@ class Turn(Waiter):
         self.wants = self.whole = wants
         self.fitting = wants.names
         self.promise: Promise | None = None
-        self.charging = False
+        self.bypassed = self.charging = False
         self.verdict: Rejected | None = None
         self.predicted_s = 0.0
         self.stood: tuple[Line, dict[tuple[str, ...], float]] | None = None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from extproc.core.bucket import Slots
-from extproc.core.events import Observed, Queued
+from extproc.core.events import Observed, Queued, Waited
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Size
 from tests.doubles import FakeExchange, Ledger, VirtualLoop, play
@@ -232,6 +232,44 @@ def test_in_a_bypass_everybody_goes_whoever_waits_included(kind: type[Ledger], m
         bench.limiter.no_bypass()
         assert not bench.observer.of(Observed)
         assert await reason_of(bench.send("a", waits_s=5)) is Reason.QUEUE_TIMEOUT
+        await bench.stop()
+
+    play(scenario)
+
+
+def test_whether_a_bypass_let_it_go_is_known_by_who_was_let_go(kind: type[Ledger]) -> None:
+    """It was so when it was let go, whatever is moved before it notices."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        bench = Hands(loop, slots(a=(1, 1)), kind)
+
+        def then(move: Callable[[], None]) -> None:
+            """Once somebody who waited goes, before it goes on."""
+            bench.limiter._observe = lambda event: move() if isinstance(event, Waited) else None
+
+        waits = bench.send()
+        await asyncio.sleep(1)
+        then(bench.limiter.no_bypass)
+        bench.limiter.bypass()
+        assert (await waits).bypassed
+        assert not bench.limiter.bypassing
+        waits = bench.send()
+        await asyncio.sleep(1)
+        then(bench.limiter.bypass)
+        await bench.free("upstream/a/slots", 2)
+        assert not (await waits).bypassed
+        assert bench.limiter.bypassing
+        change = bench.capacity.change
+
+        async def changed(changes: Any) -> None:
+            bench.limiter.no_bypass()
+            await change(changes)
+
+        bench.capacity.change = changed  # type: ignore[method-assign]
+        assert (await bench.send()).bypassed
+        assert not bench.limiter.bypassing
+        await bench.free("upstream/a/slots", 2)
+        assert not (await bench.send()).bypassed
         await bench.stop()
 
     play(scenario)

@@ -100,7 +100,7 @@ class Admitted:
 
     predicted_s: the forecast of its wait when it joined its lane, None when it did not queue. passed_over: every
     upstream of its chain that it does not go to though it comes before order[0], or that is not in the order.
-    bypassed: it went because everybody does at the moment.
+    bypassed: it was let go by a bypass, whatever was free.
     """
 
     request: Request

@@ -13,7 +13,7 @@ import pytest
 
 from extproc import admission as wiring
 from extproc.core.breaker import Outcome, Signal
-from extproc.core.events import Admitted, AttemptFailed, Event, PassedOver, Settled, Why
+from extproc.core.events import Admitted, AttemptFailed, Event, PassedOver, Settled, Waited, Why
 from extproc.core.refusal import Reason
 from extproc.ports import Record, RecordKind
 from extproc.telemetry.dossiers import Dossier, Dossiers
@@ -550,6 +550,29 @@ def test_one_that_a_bypass_let_go() -> None:
         for wire in (waits, comes):
             assert "let go by a bypass, whatever was free" in desk.story(wire)
         assert desk.explain(waits)["queue"]["waited_s"] == pytest.approx(1.0, abs=0.1)
+
+    tell(scenario)
+
+
+def test_a_bypass_is_told_of_those_whom_it_let_go() -> None:
+    """Also where it ends, or begins, just as somebody goes."""
+
+    async def scenario(desk: Told) -> None:
+        limiter, observe, busy = desk.admission.limiter, desk.admission.limiter._observe, desk.fill()
+        moves = [limiter.bypass, limiter.no_bypass]
+
+        def then(event: Event) -> None:
+            observe(event)
+            if isinstance(event, Waited):
+                moves.pop(0)()
+
+        limiter._observe = then
+        await asyncio.sleep(0.1)
+        first, second = desk.send(chat("first", "solo")), desk.send(chat("second", "solo"))
+        await busy.task
+        await asyncio.gather(first.task, second.task)
+        assert not moves
+        assert ["let go by a bypass" in desk.story(wire) for wire in (first, second)] == [False, True]
 
     tell(scenario)
 
