@@ -75,11 +75,11 @@ def eligible(
     window and limit.
     """
     names = able(policy, route, dialect, pin, needs)
-    large_enough = tuple(name for name in names if holds(policy.upstreams[name], model, sizes.get(name, size)))
-    if not large_enough:
+    found = _large_enough(policy, names, model, size, sizes)
+    if not found:
         least = min(sizes.get(name, size).total for name in names)
         raise Rejected(Reason.TOO_LARGE, f"{least} tokens exceed every upstream's window or per-minute limit")
-    return large_enough
+    return found
 
 
 def unable(
@@ -93,20 +93,15 @@ def unable(
     sizes: Mapping[str, Size] = SAME,
 ) -> tuple[PassedOver, ...]:
     """The upstreams of the chain that are not `eligible`, and why; of several reasons the first."""
-    found = []
-    for upstream in (policy.upstreams[name] for name in route.chain):
-        if pin is not None and upstream.name != pin:
-            why = Why.PINNED
-        elif dialect not in upstream.dialects:
-            why = Why.DIALECT
-        elif needs & upstream.lacks:
-            why = Why.ABILITY
-        elif not holds(upstream, model, sizes.get(upstream.name, size)):
-            why = Why.TOO_LARGE
-        else:
+    known, speaking, found = _sieved(policy, route, dialect, pin, needs)
+    large_enough = _large_enough(policy, found, model, size, sizes)
+    others = []
+    for name in route.chain:
+        if name in large_enough:
             continue
-        found.append(PassedOver(upstream.name, why))
-    return tuple(found)
+        why = Why.TOO_LARGE if name in found else Why.ABILITY if name in speaking else Why.DIALECT
+        others.append(PassedOver(name, why if name in known else Why.PINNED))
+    return tuple(others)
 
 
 def able(
@@ -116,12 +111,10 @@ def able(
 
     Rejects as `no_upstream` when none speaks the dialect, or can do what it needs.
     """
-    chain = [policy.upstreams[name] for name in route.chain if pin is None or name == pin]
-    speaking = [upstream for upstream in chain if dialect in upstream.dialects]
+    _, speaking, found = _sieved(policy, route, dialect, pin, needs)
     if not speaking:
         never = f"no upstream of this model's chain speaks the {dialect} API"
         raise Rejected(Reason.NO_UPSTREAM, never, retry_after=inf)
-    found = tuple(upstream.name for upstream in speaking if not needs & upstream.lacks)
     if not found:
         never = f"no upstream of this model's chain can do all that this request needs: {', '.join(sorted(needs))}"
         raise Rejected(Reason.NO_UPSTREAM, never, retry_after=inf)
@@ -293,6 +286,21 @@ def paused_key(lane: str) -> str:
 def kv_key(upstream: str) -> str:
     """Name of the room in an engine's KV cache among all that is counted."""
     return f"upstream/{upstream}/kv"
+
+
+def _sieved(
+    policy: Policy, route: Route, dialect: Dialect, pin: str | None, needs: frozenset[Ability]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Who of the chain knows the state it builds on, who of those speaks the dialect, and who of those can do it."""
+    known = route.chain if pin is None else tuple(name for name in route.chain if name == pin)
+    speaking = tuple([name for name in known if dialect in policy.upstreams[name].dialects])
+    return known, speaking, tuple([name for name in speaking if not needs & policy.upstreams[name].lacks])
+
+
+def _large_enough(
+    policy: Policy, names: tuple[str, ...], model: str, size: Size, sizes: Mapping[str, Size]
+) -> tuple[str, ...]:
+    return tuple([name for name in names if holds(policy.upstreams[name], model, sizes.get(name, size))])
 
 
 @lru_cache(maxsize=4096)

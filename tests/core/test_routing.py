@@ -478,6 +478,37 @@ def test_who_cannot_serve_is_told_with_the_first_of_its_reasons() -> None:
     assert eligible(rules, route, *about, None, needs) == ("wide",)
 
 
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.sampled_from([None, 99, 100])), min_size=1, max_size=4),
+    st.sampled_from([None, "0", "1"]),
+    st.sampled_from([frozenset(), frozenset({Ability.TOOLS})]),
+)
+def test_each_of_a_chain_could_serve_or_is_told_why_not(
+    about: list[tuple[bool, bool, int | None]], pin: str | None, needs: frozenset[Ability]
+) -> None:
+    """Never both, in the order of the chain; where nobody could, it is refused for the best that is left of them."""
+    lacks = frozenset({Ability.TOOLS})
+    rules = policy(
+        *(
+            upstream(f"{at}", dialects=BOTH if speaks else OPENAI, lacks=frozenset() if can else lacks, window=window)
+            for at, (speaks, can, window) in enumerate(about)
+        )
+    )
+    asked = rules, rules.routes[0], Dialect.ANTHROPIC, "m", Size(80, 20), pin, needs
+    found = unable(*asked)
+    names = [one.upstream for one in found]
+    serve = tuple(name for name in rules.upstreams if name not in names)
+    assert names == [name for name in rules.upstreams if name in names]
+    if serve:
+        assert eligible(*asked) == serve
+        return
+    with pytest.raises(Rejected) as refused:
+        eligible(*asked)
+    reasons = {one.why for one in found}
+    assert (refused.value.reason is Reason.TOO_LARGE) is (Why.TOO_LARGE in reasons)
+    assert (" do all " in refused.value.detail) is (Why.ABILITY in reasons and Why.TOO_LARGE not in reasons)
+
+
 def test_what_is_no_counter_has_a_name_beside_them() -> None:
     """So that a request can be told to wait for it."""
     assert [breaker_key("a"), out_key("a"), paused_key("P1")] == [
