@@ -90,7 +90,7 @@ def test_a_drain_gives_up(admin: Admin) -> None:
     admin.active = [3]
     began = time.monotonic()
     assert not lifecycle.drain(settings(admin.server_port, drain_s=0.5), settle_s=30)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
 
 
 def test_without_an_envoy_that_is_said() -> None:

@@ -91,7 +91,7 @@ class Bench:
         self.held.append(settings)
 
     async def until(self, holds: Callable[[], Any]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while not holds():  # noqa: ASYNC110 - a look now and then will do
                 await asyncio.sleep(0.01)
 

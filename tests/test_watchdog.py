@@ -96,7 +96,7 @@ def test_stopping_ends_the_thread() -> None:
     dog.start()
     assert dog._thread.daemon
     dog.stop()
-    dog._thread.join(5)
+    dog._thread.join(60)
     assert not dog._thread.is_alive()
 
 
@@ -106,8 +106,8 @@ def test_its_thread_finds_a_hung_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     hung = threading.Event()
     dog = Watchdog(0.003, hung.set)
     dog.start()
-    assert hung.wait(5)
-    dog._thread.join(5)
+    assert hung.wait(60)
+    dog._thread.join(60)
     assert not dog._thread.is_alive()
 
 

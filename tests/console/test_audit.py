@@ -80,7 +80,7 @@ async def test_places_that_take_no_lines(place: str) -> None:
 async def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path) -> None:
     """It is no file to keep anything in."""
     os.mkfifo(tmp_path / "pipe")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(NotWrittenError):
             await Audit(str(tmp_path / "pipe")).begin(SOMEBODY, "drain", {}, "")
 

@@ -27,7 +27,7 @@ async def ask():
     """Send one request to a handler, and give what came of it."""
     runners = []
 
-    async def send(handler, request=None, key=None, timeout_s=5.0):
+    async def send(handler, request=None, key=None, timeout_s=60.0):
         app = web.Application()
         app.router.add_post("/v1/chat/completions", handler)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -70,11 +70,13 @@ async def test_a_stream_is_read_to_its_end(ask):
     """First word, usage, what the gateway tells in headers, and how late it was sent."""
     opening = CHUNK.replace(b"%b", b"")
     headers = {"x-tidegate-queue-ms": "1250", "x-tidegate-upstream": "primary"}
+    began = time.monotonic()
     result = await ask(stream(opening, CHUNK % b"one", CHUNK % b"two", USAGE + DONE, **headers))
+    took_s = time.monotonic() - began
     assert (result.end, result.word, result.status, result.upstream) == (End.SERVED, "", 200, "primary")
     assert (result.waited_s, result.prompt_tokens, result.output_tokens) == (1.25, 7, 3)
     assert 0.01 <= result.first_token_s < result.total_s
-    assert result.lag_s == pytest.approx(0.25, abs=0.1)
+    assert 0.249 <= result.lag_s <= 0.25 + took_s - result.total_s
 
 
 async def test_the_first_word_and_the_end_may_be_cut_anywhere(ask):

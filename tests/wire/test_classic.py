@@ -503,7 +503,7 @@ async def one_schedule(chance: random.Random, where: object) -> None:
         for _ in range(chance.randrange(12)):
             await asyncio.sleep(0)
     envoy.close()
-    await asyncio.wait([serving], timeout=5)
+    await asyncio.wait([serving], timeout=60)
     assert serving.done(), where
     assert serving.cancelled() or serving.exception() is None, where
     await doubts.close()
