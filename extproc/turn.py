@@ -13,6 +13,7 @@ from extproc.core.lines import Group, Line, Waiter
 from extproc.core.promises import Promise
 from extproc.core.refusal import Rejected
 from extproc.core.request import Request
+from extproc.core.spells import Spells, added_since, merged
 from extproc.core.value import value
 
 __all__ = ["Turn", "Wants", "group_of", "turn_of"]
@@ -60,16 +61,14 @@ class Turn(Waiter):
         self.bypassed = self.charging = False
         self.verdict: Rejected | None = None
         self.predicted_s = 0.0
-        self.stood: tuple[Line, dict[tuple[str, ...], float]] | None = None
-        self.spells: dict[tuple[str, ...], float] = {}
+        self.stood: tuple[Line, Spells] | None = None
+        self.spells: Spells = {}
 
     def stands(self, line: Line | None, now: float) -> None:
         """It stands in this line from now on; None for none. What the one before was held by is kept."""
         if self.stood is not None:
             before, known = self.stood
-            for keys, seconds in before.lacked(now).items():
-                if (more := seconds - known.get(keys, 0.0)) > 0.0:
-                    self.spells[keys] = self.spells.get(keys, 0.0) + more
+            self.spells = merged(self.spells, added_since(before.lacked(now), known))
         self.stood = None if line is None else (line, line.lacked(now))
 
 

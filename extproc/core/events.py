@@ -62,7 +62,7 @@ class PassedOver:
 @value
 class Spell:
     """For `seconds` a request was held for want of these keys: of counters, or one of `upstream/<name>/breaker`,
-    `upstream/<name>/out` (taken out by an operator) and `lane/<name>/paused`.
+    `upstream/<name>/out` (taken out by an operator) and `lane/<name>/paused`. No keys: of others (see core.spells).
     """
 
     keys: tuple[str, ...]

@@ -21,6 +21,7 @@ from extproc.core.fairness import Account, cost
 from extproc.core.policy import Order
 from extproc.core.ranking import Ranking, ascending
 from extproc.core.request import Request
+from extproc.core.spells import Keys, Spells, began
 from extproc.core.value import value
 
 __all__ = ["Backlog", "Flow", "Group", "Line", "Place", "Tenant", "Waiter"]
@@ -227,21 +228,22 @@ class Line:
         self.others: Ranking[Flow] = Ranking(_counter)
         self.vips: Ranking[Flow] = Ranking(_counter)
         self.drawn: tuple[int, Curve, Curve] | None = None
-        self.lacking: tuple[str, ...] = ()
+        self.lacking: Keys = ()
         self._since = 0.0
-        self._lacked: dict[tuple[str, ...], float] = {}
+        self._lacked: Spells = {}
 
-    def refused(self, lacking: tuple[str, ...], now: float) -> None:
+    def refused(self, lacking: Keys, now: float) -> None:
         """Its first waiter was refused for want of these keys."""
         if lacking != self.lacking:
-            self._lacked = self.lacked(now)
+            lacked = self.lacked(now)
+            self._lacked = began(lacked, lacking) if lacking else lacked
             self.lacking, self._since = lacking, now
 
-    def lacked(self, now: float) -> dict[tuple[str, ...], float]:
-        """For how many seconds so far it was for want of which keys that its first waiter could not go."""
+    def lacked(self, now: float) -> Spells:
+        """For how many seconds so far it was for want of which keys that its first waiter could not go (see spells)."""
         lacked = self._lacked.copy()
         if self.lacking:
-            lacked[self.lacking] = lacked.get(self.lacking, 0.0) + now - self._since
+            lacked[self.lacking] += now - self._since
         return lacked
 
     def ranking(self, flow: Flow) -> Ranking[Flow]:

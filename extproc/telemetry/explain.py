@@ -227,7 +227,7 @@ def _queue(dossier: Dossier, standing: Mapping[str, Any] | None) -> dict[str, An
     if queued is None:
         return {}
     spells = [
-        {"keys": spell.keys, "seconds": spell.seconds, "words": keys_words(spell.keys)}
+        {"keys": spell.keys, "seconds": spell.seconds, "words": _for_want(spell)}
         for spell in (waited.spells if waited else ())
     ]
     found: dict[str, Any] = {
@@ -242,6 +242,10 @@ def _queue(dossier: Dossier, standing: Mapping[str, Any] | None) -> dict[str, An
     elif standing is not None:
         found["now"] = dict(standing) | {"words": keys_words(standing.get("lacking", ()))}
     return found | {"words": _queue_words(dossier, queued, waited, standing)}
+
+
+def _for_want(spell: events.Spell) -> str:
+    return keys_words(spell.keys) or "many other things in turn"
 
 
 def _forecast(predicted_s: float, waited_s: float) -> str:
@@ -267,7 +271,7 @@ def _queue_words(
     if dossier.sent:
         ends = "went"
     words += f"; {ends} after {seconds(waited.seconds)}"
-    longest = [f"{keys_words(spell.keys)} ({seconds(spell.seconds)})" for spell in waited.spells[:3]]
+    longest = [f"{_for_want(spell)} ({seconds(spell.seconds)})" for spell in waited.spells[:3]]
     return f"{words}, of which for {', '.join(longest)}" if longest else words
 
 

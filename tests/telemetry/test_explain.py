@@ -15,6 +15,7 @@ from extproc import admission as wiring
 from extproc.core.breaker import Outcome, Signal
 from extproc.core.events import Admitted, AttemptFailed, Event, PassedOver, Settled, Waited, Why
 from extproc.core.refusal import Reason
+from extproc.core.spells import MOST
 from extproc.ports import Record, RecordKind
 from extproc.telemetry.dossiers import Dossier, Dossiers
 from extproc.telemetry.explain import explain, summary, told
@@ -184,6 +185,31 @@ def test_what_it_waited_for_changes_with_what_holds_it() -> None:
         assert [spell["keys"] for spell in spells] == [["upstream/one/breaker"], ["lane/P1/paused"], [SLOTS]]
         assert [spell["seconds"] for spell in spells] == pytest.approx([5.0, 2.0, 1.9], abs=0.2)
         assert "the end of the pause of lane P1 (2.0 s)" in desk.story(wire)
+
+    tell(scenario)
+
+
+def test_of_very_many_things_in_turn_the_last_are_told_and_the_others_together() -> None:
+    """Their seconds are all there."""
+
+    async def scenario(desk: Told) -> None:
+        desk.fill()
+        await asyncio.sleep(0.1)
+        wire = desk.send(chat("waits", "solo"))
+        await asyncio.sleep(0.1)
+        [line] = desk.admission.lanes.queues["P1"].lines.values()
+        for number in range(5 * MOST):
+            line.refused((f"upstream/one/m{number}/total",), desk.loop.time())
+            await asyncio.sleep(0.1)
+        await wire.task
+        await asyncio.sleep(1)
+        queue = desk.explain(wire)["queue"]
+        spells = queue["waited_for"]
+        assert sum(spell["seconds"] for spell in spells) == pytest.approx(queue["waited_s"], abs=0.01)
+        assert len(spells) == MOST + 1
+        assert spells[0]["keys"] == []
+        assert spells[0]["seconds"] > 5
+        assert "many other things in turn (" in desk.story(wire)
 
     tell(scenario)
 
