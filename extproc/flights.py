@@ -49,7 +49,7 @@ LEASE_S = 15.0
 """A former process's request that has not been heard of for this long is taken to have ended."""
 
 MOST_CLOSED = 1024
-"""So many requests are still known, after their books were closed, by attempts that no record has told of yet."""
+"""So many requests are still known, after their books were closed, whose attempts no record has told of yet."""
 
 CLIENT_LEFT = frozenset({"downstream_connection_termination", "downstream_remote_reset"})
 UNSENT = frozenset(
@@ -178,7 +178,8 @@ class Flights:
             await self._leave(flight)
 
     async def record(self, record: Record) -> None:
-        """Learn from one record. Records of unknown requests teach the breakers only.
+        """Learn from one record. Records of unknown requests teach the breakers only; a failed attempt whose request's
+        books are closed is told and paid for all the same.
 
         One that still runs though its stream has ended here (Envoy had given up on us) holds its slot again.
         """
@@ -482,8 +483,10 @@ class Flights:
     async def _record_of_another(self, record: Record) -> None:
         if record.kind is RecordKind.ATTEMPT:
             closed = self._closed.get(record.request_id)
-            if closed is None or _is_news(closed, record):
-                self._judge(record, closed)
+            if closed is None:
+                self._judge(record)
+            else:
+                await self._attempt_failed(closed, record)
         elif record.kind is RecordKind.RUNNING and record.upstream in self._policy.upstreams:
             before, _ = self._adopted.get(record.ticket, ("", 0.0))
             self._adopted[record.ticket] = (record.upstream, self._clock.time())
@@ -508,7 +511,7 @@ class Flights:
         self._flights.pop(flight.request.ticket, None)
         if self._by_id.get(flight.request.id) is flight:
             del self._by_id[flight.request.id]
-            if flight.unheard + flight.cut > 0 and flight.request.id:
+            if (flight.lost or flight.unheard + flight.cut > 0) and flight.request.id:
                 self._closed[flight.request.id] = flight
                 if len(self._closed) > MOST_CLOSED:
                     self._closed.popitem(last=False)

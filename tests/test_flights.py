@@ -1225,6 +1225,76 @@ def test_a_request_is_known_by_failures_that_are_told_after_its_books_were_close
     play(scenario)
 
 
+def attempts(desk: Desk) -> list[tuple[str, str]]:
+    """The failed attempts that were told: at whom, and who was asked next."""
+    return [(event.upstream, event.following) for event in desk.observer.of(AttemptFailed)]
+
+
+def test_failed_attempts_are_told_once_though_their_request_was_settled_before(kind: type[Ledger]) -> None:
+    """While its books are open and after; the second upstream was asked, too, and has been paid for if it took it."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("ab", tenant="agent")
+        await trip.final("", 503, attempt=2)
+        await trip.land()
+        await trip.failed("a", 500, attempt=0)
+        assert (attempts(desk), desk.flights.unsettled) == ([("a", "b")], 0)
+        for _ in range(2):
+            await trip.failed("b", 0, attempt=0, flags=TIMEOUT)
+            await trip.failed("a", 500, attempt=0)
+        assert attempts(desk) == [("a", "b"), ("b", "")]
+        assert len(desk.observer.of(Settled)) == 1
+        assert desk.held() == {"upstream/a/m/requests": 1, "upstream/b/m/requests": 1}
+        assert desk.left("tenant/agent/usd_hour") == pytest.approx(50 - 60 * 0.03)
+
+    play(scenario)
+
+
+def test_a_failed_attempt_is_told_however_late_its_record_comes(kind: type[Ledger]) -> None:
+    """Its tokens came back when it was given up, and do not come back again."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        left: list[str] = []
+        desk.breakers.ended = lambda upstream, _: left.append(upstream)  # type: ignore[method-assign]
+        trip = await desk.take_off("ab")
+        await trip.final("b", attempt=2, tail=DONE)
+        await trip.land()
+        await asyncio.sleep(GRACE_S + 1)
+        await desk.flights.sweep()
+        held = desk.held()
+        assert (attempts(desk), desk.flights.unsettled) == ([], 0)
+        for _ in range(2):
+            await trip.failed("a", 503, attempt=0)
+        assert attempts(desk) == [("a", "b")]
+        assert (desk.held(), left, standing(desk)) == (held, ["a"], [1, 0])
+
+    play(scenario)
+
+
+def test_failed_attempts_of_a_request_whose_end_was_never_told_are_told(kind: type[Ledger]) -> None:
+    """Its estimate was kept, and stands; an attempt that was cut has cost its input as well, whenever that is told."""
+
+    async def scenario(loop: VirtualLoop) -> None:
+        desk = Desk(loop, kind)
+        trip = await desk.take_off("ab", tenant="agent")
+        await trip.land()
+        await asyncio.sleep(GRACE_S + 1)
+        await desk.flights.sweep()
+        held, left = desk.held(), desk.left("tenant/agent/usd_hour")
+        assert held == {"upstream/a/m/total": 100, "upstream/a/m/requests": 1}
+        for _ in range(2):
+            await trip.failed("a", 0, flags=TIMEOUT, attempt=0)
+            await trip.failed("b", 0, flags=REFUSED, attempt=0)
+        assert attempts(desk) == [("a", "b"), ("b", "")]
+        assert [event.lost for event in desk.observer.of(Settled)] == [True]
+        assert (desk.held(), standing(desk)) == (held, [1, 1])
+        assert desk.left("tenant/agent/usd_hour") == pytest.approx(left - 60 * 0.01)
+
+    play(scenario)
+
+
 def test_an_answer_that_was_cut_is_known_when_its_attempt_is_told_late() -> None:
     """It was served, and its attempt has failed all the same; one whose attempt was told before need not be kept."""
 
@@ -1238,6 +1308,7 @@ def test_an_answer_that_was_cut_is_known_when_its_attempt_is_told_late() -> None
             assert not desk.flights.unsettled
             await trip.failed(name, 200, flags=cut)
         assert standing(desk) == [1, 0]
+        assert attempts(desk) == []  # its end told of it
         kept = len(desk.flights._closed)
         trip = await desk.take_off("a", stream=True)
         await trip.failed("a", 200, flags=cut)
@@ -1551,6 +1622,7 @@ class Traffic:
         if isinstance(self.desk.capacity, Suspending):
             self.desk.capacity._rng = self.rng
         self.departed = 0
+        self.failed: set[tuple[str, str]] = set()
 
     async def run(self) -> None:
         desk = self.desk
@@ -1568,6 +1640,8 @@ class Traffic:
         settled = Counter(event.request.ticket for event in desk.observer.of(Settled))
         assert len(settled) == self.departed
         assert set(settled.values()) <= {1}
+        told = Counter((event.ticket, event.upstream) for event in desk.observer.of(AttemptFailed))
+        assert told == dict.fromkeys(self.failed, 1)
         assert not isinstance(desk.capacity, Suspending) or not desk.capacity.broken_off
 
     async def _sweep(self) -> None:
@@ -1600,10 +1674,11 @@ class Traffic:
                 break
             how = {"attempt": number, "flags": rng.choice([frozenset(), TIMEOUT, REFUSED, LEFT])}
             records.append(partial(trip.failed, name, rng.choice([0, 429, 503]), **how))
+        asked = len(records) + bool(served)
         tail = rng.choice([DONE, {}, {"events": 5}, DONE | {"in": 400}])
         status = rng.choice([200, 200, 0]) if served else rng.choice([503, 429, 0])
         flags = rng.choice([frozenset(), LEFT])
-        records.append(partial(trip.final, served, status, tail=tail, flags=flags))
+        records.append(partial(trip.final, served, status, tail=tail, flags=flags, attempt=asked))
         records.append(partial(self._end, trip))
         if rng.random() < 0.5:
             records.append(rng.choice(records[:-1]))
@@ -1614,6 +1689,8 @@ class Traffic:
         for each in records:
             await asyncio.sleep(rng.choice([0, 0.001, 1, GRACE_S + 2]))
             await each()
+            if each.func == trip.failed and each.keywords["flags"] != LEFT:
+                self.failed.add((trip.request.ticket, each.args[0]))
         await self._end(trip)
 
     async def _end(self, trip: Trip) -> None:
@@ -1634,8 +1711,8 @@ class Traffic:
 def test_random_days_close_every_book(kind: type[Ledger], rounds: int) -> None:
     """500 of them for each kind of capacity; the seed of one that fails is told.
 
-    In the end no slot is held, nothing was returned that was not taken, no book is open, and each request that departed
-    was settled exactly once.
+    In the end no slot is held, nothing was returned that was not taken, no book is open, each request that departed was
+    settled exactly once, and each failed attempt of which a record came was told exactly once.
     """
     for seed in range(rounds * 50, (rounds + 1) * 50):
         try:

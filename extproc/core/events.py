@@ -153,7 +153,8 @@ class Retried:
 
 @value
 class AttemptFailed:
-    """One attempt at one upstream failed; error is the provider's type/code where it gave one.
+    """One attempt at one upstream failed; error is the provider's type/code where it gave one. Told once, at times
+    its request was settled.
 
     following: where the request is now, empty for nowhere. charged: an answer came and was none, so that it was paid.
     number: which attempt of its request it was. seconds: how long it took. cause: in a few words.

@@ -64,7 +64,8 @@ class Flight:
     broke off, which its attempt tells, too. blamed: what was told against upstreams: each, and which breaker's outcome.
     at, came: where it is, empty for nowhere, and since when. taken: when what it needs was first taken at each
     upstream, but for those that were learned of by their answer. lent: since when it has a second attempt of which it
-    is not yet known whether it is used. Before `depart` only `cancel` changes anything.
+    is not yet known whether it is used. lost: no record told how it ended, so that its estimate was kept. Before
+    `depart` only `cancel` changes anything.
     """
 
     request: Request
@@ -89,6 +90,7 @@ class Flight:
     tried: bool = False
     lent: float | None = None
     settled: bool = False
+    lost: bool = False
     used: Size | None = None
     cost: float | None = None
     taken: dict[str, float] = field(default_factory=dict)
@@ -192,7 +194,7 @@ class Flight:
             return []
         known, self.settled = self.settled, True
         if not known:
-            self.used = self.request.size
+            self.lost, self.used = True, self.request.size
             self._reserved.clear()
             return []
         return [change for name in list(self._reserved) for change in self._give_back(name, Refund.ALL)]

@@ -412,11 +412,11 @@ def _notes(dossier: Dossier) -> Iterator[str]:
                 pass
     unheard = _unheard(dossier)
     if unheard:
-        yield f"asked {unheard} times more, in vain: of that no record was heard before its books were closed"
+        yield f"asked {unheard} times more, in vain: no record has told of that"
 
 
 def _unheard(dossier: Dossier) -> int:
-    """How many attempts there were of which nothing is known but that."""
+    """How many attempts there were of which nothing is known but that, as long as no late record tells of them."""
     settled = dossier.last(events.Settled)
     failed = sum(isinstance(event, events.AttemptFailed) for _, event in dossier.events)
     return 0 if settled is None or settled.lost else max(0, settled.attempts - failed - bool(settled.upstream))

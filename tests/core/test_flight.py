@@ -487,6 +487,7 @@ def test_an_outcome_that_never_comes_keeps_the_estimate() -> None:
     assert book.at("t") == {"total": 100, "requests": 1}
     assert (book.of_session(), book.dollars()) == (100, RESERVED)
     assert book.flight.used == ESTIMATE
+    assert book.flight.lost
     assert not book.flight.open_books
 
 

@@ -19,6 +19,7 @@ from extproc.core.spells import MOST
 from extproc.ports import Record, RecordKind
 from extproc.telemetry.dossiers import Dossier, Dossiers
 from extproc.telemetry.explain import explain, summary, told
+from extproc.telemetry.tally import Tally
 from extproc.telemetry.words import key_words, keys_words, plain, seconds, why_not
 from tests.desk import LEFT, Desk, Wire, chat
 from tests.doubles import Ledger, Suspending, VirtualLoop, play, request
@@ -287,6 +288,30 @@ def test_an_upstream_that_rests_and_one_that_is_out_are_told_apart() -> None:
     tell(scenario)
 
 
+def test_one_that_failed_everywhere_of_which_its_attempts_told_last() -> None:
+    """Its outcome came in another log, before: they are told and counted all the same, each once."""
+
+    async def scenario(desk: Told) -> None:
+        desk.report = lambda _wire: None  # type: ignore[method-assign]
+        wire = desk.send(chat("hello", "pair"), lasts_s=1.0)
+        await wire.task
+        about = {"status": 503, "flags": frozenset(), "details": "via_upstream", "first_token_s": None}
+        final = Record(RecordKind.FINAL, wire.departures[0].ticket, "two", attempt=2, duration_s=1.0, **about)
+        await desk.admission.hear(final)
+        named = about | {"request_id": wire.request_id}
+        for name in ("one", "two", "two", "one"):
+            await desk.admission.hear(Record(RecordKind.ATTEMPT, "", name, attempt=0, duration_s=0.3, **named))
+        known = desk.explain(wire)
+        assert [(one["upstream"], one["then"]) for one in known["attempts"]] == [("one", "two"), ("two", "")]
+        assert (known["state"], known["settlement"]["attempts"], "notes" in known) == ("failed", 2, False)
+        tally = Tally()
+        for event in desk.observer.events:
+            tally(event)
+        assert tally.failed_attempts == {"one": 1, "two": 1}
+
+    tell(scenario)
+
+
 @pytest.mark.parametrize("told_after_s", [0.5, 2.0])
 def test_one_that_failed_over(told_after_s: float) -> None:
     """The attempt that failed, and who was asked next; also when it is told after the answer."""
@@ -357,6 +382,9 @@ def test_attempts_of_which_no_record_came_in_time_are_counted() -> None:
     assert dossier is not None
     [note] = explain(dossier)["notes"]
     assert note.startswith("asked 2 times more, in vain")
+    for name in "bc":
+        dossiers(AttemptFailed(name, Outcome.IGNORED, 400, "", one.ticket))
+    assert "notes" not in explain(dossier)
 
 
 def test_one_whose_client_left_in_line_or_later() -> None:
