@@ -48,7 +48,8 @@ def browser() -> Iterator[Browser]:
         pytest.skip("no Chromium here; Debian's package is called chromium")
     assert found, "TIDEGATE_BROWSER=required, but there is no Chromium"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+        browser = playwright.chromium.launch(executable_path=found, args=arguments, timeout=180_000)
         yield browser
         browser.close()
 
@@ -402,7 +403,7 @@ def test_old_figures_do_not_look_new(page: Page) -> None:
         assert page.evaluate("document.body.classList.contains('stale')")
         expect(page).to_have_title("no connection: Tidegate")
         server.away = False
-        expect(page.locator("#stale")).to_be_hidden(timeout=30_000)
+        expect(page.locator("#stale")).to_be_hidden()
         expect(page).to_have_title("Tidegate")
         expect(button).to_be_focused()
 

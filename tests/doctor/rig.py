@@ -6,20 +6,51 @@ import json
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from extproc.core.refusal import RULES, Reason, Refusal
 from extproc.core.request import Dialect
 from extproc.dialects import examination, refuse
+from extproc.doctor import asking
 
 USAGE = {"prompt_tokens": 12, "completion_tokens": 30, "total_tokens": 42}
 PAUSE_S = 0.008
+
+
+class SlowTime:
+    """Time that only a sham lets pass: however busy the machine is, the doctor measures what was meant."""
+
+    def __init__(self) -> None:
+        """It begins anywhere."""
+        self._now, self._looks = 1000.0, 0
+        self._looked = threading.Condition()
+
+    def monotonic(self) -> float:
+        """Whoever measures looks here, also at the arrival of each piece of an answer."""
+        with self._looked:
+            self._looks += 1
+            self._looked.notify_all()
+            return self._now
+
+    def sleep(self, seconds: float) -> None:
+        """So much passes, at once."""
+        with self._looked:
+            self._now += seconds
+
+    @contextmanager
+    def seen(self) -> Iterator[None]:
+        """What is sent meanwhile has arrived at its end."""
+        with self._looked:
+            before = self._looks
+        yield
+        with self._looked:
+            self._looked.wait_for(lambda: self._looks > before, 60)
 
 
 @dataclass
@@ -68,6 +99,7 @@ class Sham:
     refuses_models: Reason | None = None
     breaks: bool = False
     others: str = "route"
+    time: SlowTime = field(default_factory=SlowTime)
     asked: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -127,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
             waits_s = sham.message_timeout_s
             if question.hold and sham.max_message_timeout_s >= 34:
                 waits_s = sham.max_message_timeout_s
-            time.sleep(min(waits_s, question.ms / 1000))
+            sham.time.sleep(min(waits_s, question.ms / 1000))
             if waits_s >= question.ms / 1000:
                 self._refuse(Reason.BAD_REQUEST, examination.tell(len(body), question))
             elif sham.opens:
@@ -174,14 +206,15 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {**self._served(number), "transfer-encoding": "chunked"}.items():
             self.send_header(name, value)
         self.end_headers()
-        time.sleep(sham.first_token_s)
+        sham.time.sleep(sham.first_token_s)
         if sham.buffered:
-            time.sleep(PAUSE_S * len(events))
+            sham.time.sleep(PAUSE_S * len(events))
             events = [b"".join(events)]
         for piece in events:
-            self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-            self.wfile.flush()
-            time.sleep(0 if sham.buffered else PAUSE_S)
+            with sham.time.seen():
+                self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+                self.wfile.flush()
+            sham.time.sleep(0 if sham.buffered else PAUSE_S)
         self.wfile.write(b"0\r\n\r\n")
 
     def _served(self, number: int) -> dict[str, str]:
@@ -219,7 +252,7 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def listening(sham: Sham) -> Iterator[str]:
-    """Its URL, while it serves."""
+    """Its URL, while it serves; the doctor's time is its own meanwhile."""
     server, scheme = _Server(("127.0.0.1", 0), _Handler), "http"
     server.sham = sham
     if sham.certificate is not None:
@@ -229,7 +262,8 @@ def listening(sham: Sham) -> Iterator[str]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
-        yield f"{scheme}://127.0.0.1:{server.server_address[1]}{sham.prefix}"
+        with patch.object(asking, "time", sham.time):
+            yield f"{scheme}://127.0.0.1:{server.server_address[1]}{sham.prefix}"
     finally:
         server.shutdown()
         server.server_close()

@@ -39,7 +39,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 def look(sham: Sham, expected: Expected = KNOWN, **visit: Any) -> Seen:
     """What all checks find, by name."""
     with listening(sham) as url:
-        results = command.examine(Visit(Gateway(url, "key", 5.0), expected, **visit))
+        results = command.examine(Visit(Gateway(url, "key"), expected, **visit))
     return {check.name: result for check, result in zip(command.CHECKS, results, strict=True)}
 
 

@@ -27,6 +27,9 @@ def liar(serve: Serve, host: str = "127.0.0.1") -> Iterator[str]:
         with connection, suppress(OSError):
             connection.recv(65_536)
             serve(connection, over)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65_536):
+                pass  # to close before all was read would take the answer away from who has not read it yet
 
     def all_of_them(listener: socket.socket) -> None:
         with suppress(OSError):
