@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from extproc.cli import app
-from extproc.console.command import levers_told, seconds
+from extproc.cli.admin import levers_told, seconds
 from extproc.console.terminal import harmless
 from tests.console.world import TOKEN, World, beside, by_token
 

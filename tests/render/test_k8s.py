@@ -23,7 +23,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from extproc import cli
+from extproc.cli import rendering
 from extproc.render import k8s
 from extproc.render.envoy import RenderError, validate
 from extproc.settings import Settings, load, parse
@@ -124,7 +124,7 @@ def _nobody_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_folder_is_rendered_from_the_default_settings(tmp_path: Path) -> None:
     """`make k8s` writes it anew."""
-    cli.k8s(ROOT / "extproc" / "default.yaml", write=tmp_path)
+    rendering.k8s(ROOT / "extproc" / "default.yaml", write=tmp_path)
     assert dict(written(ROOT / "k8s")) == dict(written(tmp_path))
 
 
@@ -136,14 +136,14 @@ def test_what_pods_would_not_reach_is_told(tmp_path: Path, capsys: pytest.Captur
     file.write_text(
         json.dumps({"upstreams": {"near": near}, "routes": [{"models": ["*"], "chain": ["near"]}]}), "utf-8"
     )
-    cli.k8s(file, write=tmp_path / "tree")
+    rendering.k8s(file, write=tmp_path / "tree")
     near_note, left_out = capsys.readouterr().err.splitlines()
     assert near_note == "note: upstreams.near.url: 127.0.0.1 is the pod itself there"
     assert left_out.startswith("note: overlays/envoy-gateway is left out: upstreams.near.url")
     assert not (tmp_path / "tree" / "overlays" / "envoy-gateway").exists()
     first = (tmp_path / "tree" / "overlays" / "standalone" / "kustomization.yaml").read_text("utf-8")
     assert "create secret generic tidegate-files --namespace tidegate" in first
-    cli.k8s(file)
+    rendering.k8s(file)
     assert capsys.readouterr().err == f"{near_note}\n"
 
 
@@ -174,7 +174,7 @@ def test_the_schemas_would_tell() -> None:
 
 def test_the_base_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     """The same objects, in another order and split into files."""
-    cli.k8s(ROOT / "extproc" / "default.yaml")
+    rendering.k8s(ROOT / "extproc" / "default.yaml")
     printed = list(yaml.safe_load_all(capsys.readouterr().out))
     accepted(printed)
     assert sorted(map(json.dumps, built(ROOT / "k8s" / "base"))) == sorted(
@@ -184,7 +184,7 @@ def test_the_base_is_what_the_command_prints(capsys: pytest.CaptureFixture[str])
 
 def test_the_sidecar_is_printed_too(capsys: pytest.CaptureFixture[str]) -> None:
     """The ConfigMap, and the patch for those that do not use kustomize."""
-    cli.k8s(ROOT / "extproc" / "default.yaml", sidecar=True)
+    rendering.k8s(ROOT / "extproc" / "default.yaml", sidecar=True)
     config, patch = yaml.safe_load_all(capsys.readouterr().out)
     assert (config["metadata"]["name"], patch["kind"]) == ("tidegate-sidecar", "Deployment")
 
