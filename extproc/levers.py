@@ -3,7 +3,9 @@
 `pause(lane)`: nobody of the lane is let go. Who is in line stays there, and who comes waits, too, each as long as the
 lane lets it; where the end of the pause is known, forecasts and Retry-After count on it, so that who could not be
 served in time is refused at once. Other lanes go on as if the paused one were empty: nothing is kept free for it, nor
-counted as ahead of them. `resume` has an effect at once. What is only observed (observe mode) is never held.
+counted as ahead of them. `resume` has an effect at once. What is only observed (observe mode) is never held. A lane
+that a reload takes away stays paused for whoever is there, and should it come back meanwhile; once nobody can be in it
+any more its pause is over, told as the reload's.
 
 `trip(upstream)`: its breaker opens as if it had become sick now; it rests, is probed, and comes back by itself. Of one
 that is open the rest begins anew. `reset`: its breaker is closed at once; what was counted, how often it rested, and
@@ -12,11 +14,12 @@ which sizes of prompts were kept away is forgotten.
 `take_out(upstream)`: nobody is sent there, whatever its breaker says: no user, no probe, no failover behind another
 upstream. What runs there goes on; a request that was let go before may still fail over to it, because Envoy has its
 order. Who waits goes elsewhere; who could only be served there is refused as if its breaker were open, and is told the
-end of it where there is one within reach or not.
+end of it where there is one within reach or not. No reload ends it: upstreams neither come nor go while this runs.
 
 `change(place, value)`: one number of the settings is another for a while, by the same road as a reload of the file and
 checked like that. Several may lie over each other: the newest counts, and when one ends what lies beneath it does. A
-reload changes what lies beneath them all; should a change make no sense with the new file, it ends, told as an error.
+reload changes what lies beneath them all; should a change make no sense with the new file, or its place be gone, it
+ends, told as an error. What stands in a list is known by its name from then on, so that it never slips to another one.
 
 `bypass`: everybody is let go at once, to the first upstream of its chain that is not taken out and whose breaker lets
 it, else to the first that is not taken out; also who waits, and whom a paused lane holds. No lane, limit or quota
@@ -104,7 +107,7 @@ class Levers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._by: dict[str, str] = {}
         self._ending = False
-        reloading.dropped = self._dropped
+        reloading.dropped, reloading.followed = self._dropped, self._followed
 
     def state(self) -> dict[str, Any]:
         """See ports.Operations."""
@@ -279,11 +282,11 @@ class Levers:
 
     async def _change(self, change: Change, for_s: float | None, by: str) -> None:
         try:
-            await self._reloading.change(change)
+            place = await self._reloading.change(change)
         finally:
             self._coming -= 1
         key, back = ("change", change.id), partial(self._over, change.id)
-        self._keep(key, "change", for_s, back, by=by, name=change.place)
+        self._keep(key, "change", for_s, back, by=by, name=place)
 
     def _over(self, change: str) -> None:
         self._begun(self._revert(change, TIME))
@@ -296,6 +299,13 @@ class Levers:
     def _dropped(self, change: Change) -> None:
         """It is over: reverted, or a reload, or the end of another change, is one that it does not go with."""
         self._forget(("change", change.id), "revert", self._by.get(change.id, "reload"), name=change.place)
+
+    def _followed(self) -> None:
+        """Lanes that nobody can be in any more have no pause."""
+        lanes = self._admission.limiter.lanes.rules
+        for kind, name in list(self._moved):
+            if kind == "lane" and name not in lanes:
+                self._forget((kind, name), "resume", "reload")
 
     def _remind_later(self) -> None:
         self._reminder = self._clock.call_later(REMIND_S, self._remind)

@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
@@ -33,7 +33,7 @@ from extproc.settings import Settings, SettingsError, load
 from extproc.settings.changes import Difference, differences, follow, version_of
 from extproc.settings.files import mark_of
 from extproc.settings.loading import MOST_BYTES
-from extproc.settings.overlay import Change, overlaid, value_at
+from extproc.settings.overlay import Change, by_name, overlaid, value_at
 
 __all__ = ["Reloading", "Told", "Watch"]
 
@@ -147,7 +147,7 @@ class Reloading:
     """See the head of this file. `apply` makes settings hold, in one step; `started` are those of the start.
 
     changes: what lies over the file, oldest first; beneath: by their ids, what each of them covers (None: nothing set).
-    dropped: told of changes that end because the file does not go with them.
+    dropped: told of changes that end because the file does not go with them. followed: called when other settings hold.
     """
 
     def __init__(
@@ -165,6 +165,7 @@ class Reloading:
         self.changes: tuple[Change, ...] = ()
         self.beneath: dict[str, float | None] = {}
         self.dropped: Callable[[Change], None] = lambda _: None
+        self.followed: Callable[[], None] = lambda: None
         self._aside = aside
         self._turn = asyncio.Lock()
         self._started = self._says = self._holds = started
@@ -215,14 +216,15 @@ class Reloading:
                 log.warning("config: %s is kept back, it %s", one, one.need)
             return True
 
-    async def change(self, change: Change) -> None:
-        """Lay a value over what the file says. SettingsError where that cannot be."""
+    async def change(self, change: Change) -> str:
+        """Lay a value over what the file says. Returns the place by names. SettingsError where that cannot be."""
         async with self._turn:
-            made = await self._aside(self._make, self._says, (*self.changes, change), strict=True)
+            made: _Made = await self._aside(self._made_with, change)
             await self._hold(self._says, made)
             log.warning(
                 "config %s holds, changed for a while: %s", self.told.version, _listed(made.news) or "as it was"
             )
+            return made.changes[-1].place
 
     async def revert(self, change: str) -> None:
         """Go by what lies beneath it again. Nothing happens where there is no such change (any more)."""
@@ -259,6 +261,11 @@ class Reloading:
         with _yielding():
             says, waiting = follow(self._started, load(path))
         return says, waiting, self._make(says, self.changes, strict=False)
+
+    def _made_with(self, change: Change) -> _Made:
+        with _yielding():
+            change = replace(change, place=by_name(self._says, change.place))
+        return self._make(self._says, (*self.changes, change), strict=True)
 
     def _make(self, says: Settings, changes: tuple[Change, ...], *, strict: bool) -> _Made:
         """What is to hold. strict: SettingsError where changes do not go with it, instead of leaving those out."""
@@ -302,6 +309,7 @@ class Reloading:
         for change in former:
             if change not in self.changes:
                 self.dropped(change)
+        self.followed()
 
     def _refuse(self, problems: list[str]) -> None:
         self.told.refused, self.told.at, self.told.problems = self.told.refused + 1, time.time(), problems

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from extproc.admission import FORMER_S
 from extproc.core.breaker import State
 from extproc.core.bucket import Slots
 from extproc.core.events import Event, LeverMoved
@@ -89,6 +90,7 @@ async def aside(work: Callable[..., Any], *args: Any, **more: Any) -> Any:
 
 TWO = changed("upstreams.b", {"provider": "compatible", "url": "http://b", "concurrency": 9})
 TWO["routes"][0]["chain"] = ["a", "b"]
+RAW_WITHOUT_B = changed("upstreams.b")
 
 
 def test_a_lane_that_is_paused_goes_on_by_itself() -> None:
@@ -244,6 +246,117 @@ def test_changes_lie_over_whatever_the_file_says(tmp_path: Path, caplog: pytest.
         for change in hall.levers.state()["changes"]:
             await hall.levers.revert(change["id"])
         assert hall.slots().limit == 4
+        await hall.stop()
+
+    play(scenario)
+
+
+def test_a_pause_ends_with_its_lane_and_not_before(tmp_path: Path) -> None:
+    """A reload that takes the lane away holds whoever is there; should it come back it is paused as it was.
+
+    Once nobody can be in it any more the pause is over: a lane of that name that comes later is another one.
+    """
+
+    async def scenario(_: VirtualLoop) -> None:
+        hall = Hall(TWO, tmp_path)
+        less = changed("lanes.P2", None, TWO)
+
+        def told() -> Any:
+            return hall.levers.state()["lanes"].get("P2")
+
+        await hall.levers.pause("P2", 3 * FORMER_S)
+        paused = told()
+        for until in (3 * FORMER_S, 30):
+            await hall.levers.pause("P2", until)
+            assert await hall.write(less)
+            assert told()["paused"]
+            assert await hall.write(TWO)
+            assert told()["until"] == pytest.approx(time.time() + until, abs=5)
+        assert paused["until"] > told()["until"]
+        held = hall.send("held", lane="P2")
+        await a_moment(31)
+        assert (hall.went, told()) == (["held"], {"paused": False, "until": None})
+        await hall.levers.pause("P2", 3 * FORMER_S)
+        assert await hall.write(less)
+        hall.said()
+        await a_moment(FORMER_S + 10)
+        assert (told()["paused"], hall.said()) == (True, [])
+        assert await hall.write(changed("lanes.P1.max_requests", 77, less))
+        assert (told(), hall.said()) == (None, [("resume", "P2", "reload")])
+        assert await hall.write(TWO)
+        assert told() == {"paused": False, "until": None}
+        hall.send("goes", lane="P2", stays_s=0)
+        await hall.levers.pause("P2")
+        await a_moment(3 * FORMER_S)
+        assert (told(), hall.said()) == ({"paused": True, "until": None}, [("pause", "P2", "operator")])
+        assert not held.refused
+        await asyncio.gather(*hall.tasks)
+        await hall.stop()
+
+    play(scenario)
+
+
+def test_an_upstream_stays_out_whatever_a_reload_says_of_it(tmp_path: Path) -> None:
+    """It cannot leave while this runs; so it comes back when that was said, and not before."""
+
+    async def scenario(_: VirtualLoop) -> None:
+        hall = Hall(TWO, tmp_path)
+        await hall.levers.take_out("b", 100)
+        out = hall.levers.state()["upstreams"]["b"]
+        assert out["out"]
+        for raw in (RAW_WITHOUT_B, TWO, RAW_WITHOUT_B):
+            assert await hall.write(raw)
+            assert hall.levers.state()["upstreams"]["b"] == out
+        await a_moment(101)
+        assert hall.levers.state()["upstreams"]["b"] == {"out": False, "until": None}
+        assert hall.said() == [("take_out", "b", "operator"), ("put_back", "b", "time")]
+        await hall.stop()
+
+    play(scenario)
+
+
+def test_a_change_ends_with_its_place(tmp_path: Path) -> None:
+    """It is not there any more when the place comes back, and its time is not told a second time."""
+
+    async def scenario(_: VirtualLoop) -> None:
+        hall = Hall(TWO, tmp_path)
+        place = "lanes.P2.max_requests"
+        usual = hall.service.policy.lanes["P2"].max_requests
+        await hall.levers.change(place, 5, 50)
+        assert await hall.write(changed("lanes.P2", None, TWO))
+        assert hall.said() == [("change", place, "operator"), ("revert", place, "reload")]
+        assert await hall.write(TWO)
+        assert hall.service.policy.lanes["P2"].max_requests == usual
+        await a_moment(60)
+        assert (hall.said(), hall.levers.state()["changes"]) == ([], [])
+        await hall.stop()
+
+    play(scenario)
+
+
+def test_a_change_by_number_never_slips_to_another_limit(tmp_path: Path) -> None:
+    """It goes by the model that had this number then, however it was said, wherever that stands by now."""
+
+    async def scenario(_: VirtualLoop) -> None:
+        def limits(*models: str) -> dict[str, Any]:
+            return changed("upstreams.a.limits", [{"model": model, "rpm": 100} for model in models], TWO)
+
+        def rpm() -> dict[str, int]:
+            return {one.model: round(one.per_minute / 0.95) for one in hall.service.policy.upstreams["a"].limits}
+
+        hall = Hall(TWO, tmp_path)
+        assert await hall.write(limits("x", "y"))
+        place = "upstreams.a.limits.x.rpm"
+        await hall.levers.change("upstreams.a.limits.0.rpm", 50)
+        high = await hall.levers.change(place, 60)
+        assert [(one["place"], one["was"]) for one in hall.levers.state()["changes"]] == [(place, 100), (place, 50)]
+        assert await hall.write(limits("y", "x"))
+        assert rpm() == {"y": 100, "x": 60}
+        await hall.levers.revert(high)
+        assert rpm() == {"y": 100, "x": 50}
+        hall.said()
+        assert await hall.write(limits("y"))
+        assert (rpm(), hall.said()) == ({"y": 100}, [("revert", place, "reload")])
         await hall.stop()
 
     play(scenario)

@@ -8,7 +8,7 @@ import pytest
 
 from extproc.settings import Settings, SettingsError
 from extproc.settings.changes import differences, version_of
-from extproc.settings.overlay import Change, overlaid, value_at
+from extproc.settings.overlay import Change, by_name, overlaid, value_at
 
 RAW: dict[str, Any] = {
     "upstreams": {
@@ -47,7 +47,21 @@ def test_a_number_lies_over_another(place: str, before: float | None, told: str)
     changed = laid((place, value))
     assert (value_at(SETTINGS, place), value_at(changed, place)) == (before, value)
     assert [one.place for one in differences(SETTINGS, changed)] == [told]
+    assert by_name(SETTINGS, place) == told
     assert version_of(changed) != version_of(SETTINGS)
+
+
+def test_a_number_stays_where_its_name_leads_elsewhere() -> None:
+    """A model may be called like a number of others."""
+    limits = [{"model": name, "rpm": at + 1} for at, name in enumerate(("1", "x", "y"))]
+    settings = Settings.model_validate(
+        {**RAW, "upstreams": {**RAW["upstreams"], "a": {"provider": "openai", "limits": limits}}}
+    )
+    places = [f"upstreams.a.limits.{at}.rpm" for at in range(3)]
+    assert [by_name(settings, place) for place in places] == [
+        "upstreams.a.limits.0.rpm", "upstreams.a.limits.x.rpm", "upstreams.a.limits.y.rpm",
+    ]  # fmt: skip
+    assert value_at(settings, by_name(settings, places[0])) == 1
 
 
 def test_the_last_of_several_counts() -> None:

@@ -2,7 +2,8 @@
 
 A place is the path of a setting as it stands in the file: `lanes.P2.max_requests`, `tenants.chat.tpm`,
 `upstreams.primary.limits.0.tpm`. What stands in a list of sections is named by its number, or as changes of the file
-are told, by its model (`upstreams.primary.limits.gpt-5.tpm`); names that have dots in them are found all the same.
+are told, by its model (`upstreams.primary.limits.gpt-5.tpm`); names that have dots in them are found all the same. A
+number tells which one is meant now: what is to last goes by the model, which stays when others come or go (`by_name`).
 
 Only what is a number can be changed so, and what a running Tidegate follows. All settings together have to make sense
 with it, as if the file said it.
@@ -20,7 +21,7 @@ from extproc.settings.changes import NAMED, follow
 from extproc.settings.loading import SettingsError
 from extproc.settings.whole import Settings
 
-__all__ = ["Change", "overlaid", "value_at"]
+__all__ = ["Change", "by_name", "overlaid", "value_at"]
 
 KNOWN_SHOWN = 20
 """So many names that there are instead are told."""
@@ -63,6 +64,20 @@ def overlaid(started: Settings, base: Settings, changes: Sequence[Change]) -> Se
     if waiting:
         raise SettingsError([f"{one.place}: {one.need}, so it cannot be changed for a while" for one in waiting])
     return settings
+
+
+def by_name(settings: Settings, place: str) -> str:
+    """The same place with names instead of numbers, where those lead there; SettingsError where there is none such."""
+    raw = settings.model_dump(mode="json")
+    path = _found(raw, place)
+    section: Any = raw
+    kind, names = "", list[str]()
+    for key in path:
+        section = section[key]
+        names.append(_name(section[NAMED[kind]]) if isinstance(key, int) and kind in NAMED else str(key))
+        kind = str(key)
+    told = ".".join(names)
+    return told if next(_paths(raw, told.split("."), ""), None) == path else place
 
 
 def value_at(settings: Settings, place: str) -> float | None:
