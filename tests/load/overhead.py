@@ -25,7 +25,6 @@ from statistics import median
 
 import aiohttp
 import uvloop
-from aiohttp import web
 from rich.console import Console
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +33,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.g
 
 from load_cases import cases  # noqa: E402
 from load_client import fire, pace  # noqa: E402
+from load_collector import Collector  # noqa: E402
 from load_machine import cpu_s  # noqa: E402
 from load_stacks import settings_for, upstream  # noqa: E402
 
@@ -45,28 +45,6 @@ SCRAPED_S = 5.0
 CONNECTIONS, WARM_S, SETTLE_S, IDLE_S = 16, 2.0, 0.2, 4.0
 RATE_OF_FULL = 0.4
 """The rate of requests, as a share of what the stack with telemetry does with many connections."""
-
-
-class Collector:
-    """Takes what is exported, and counts it."""
-
-    def __init__(self) -> None:
-        """Use `listening`."""
-        self.taken = 0
-
-    async def listen(self, port: int) -> web.AppRunner:
-        """Serve on loopback; returns the runner to clean up."""
-
-        async def take(request: web.Request) -> web.Response:
-            self.taken += len(await request.read())
-            return web.Response(content_type="application/x-protobuf")
-
-        app = web.Application(client_max_size=2**26)
-        app.router.add_post("/{path:.*}", take)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        return runner
 
 
 class Overhead:

@@ -35,13 +35,13 @@ from typing import Any
 
 import aiohttp
 import uvloop
-from aiohttp import web
 from rich.console import Console
 
 from extproc.app import Service
 from extproc.ports import Departure, Gone, Head, Record, RecordKind
 from extproc.settings import Settings
 from extproc.stack import free_ports
+from tests.load.load_collector import Collector
 
 AT_ONCE = 32
 SAMPLES = 40
@@ -58,7 +58,7 @@ LEFT = frozenset({"downstream_remote_reset"})
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How much there was after so many requests. objects: that the collector knows of."""
+    """How much there was after so many requests. objects: that the garbage collector knows of."""
 
     requests: int
     rss_mb: float
@@ -188,14 +188,14 @@ class Soak:
         self._order = list(range(names))
         self._next = 0
         self.ends: Counter[str] = Counter()
-        self.exported = 0
+        self.collector = Collector()
         self.samples: list[Sample] = []
 
     async def run(self) -> list[str]:
         """What grew, in words; nothing where memory is flat."""
-        (collector,) = free_ports(1)
-        taking = await self._collect(collector)
-        service = Service(settings(collector))
+        (port,) = free_ports(1)
+        taking = await self.collector.listen(port)
+        service = Service(settings(port))
         await service.start()
         gc.unfreeze()  # so that everything is counted that there is
         before: tracemalloc.Snapshot | None = None
@@ -214,22 +214,8 @@ class Soak:
         finally:
             await service.stop()
             await taking.cleanup()
-        assert self.exported, "nothing was exported"
+        assert self.collector.taken, "nothing was exported"
         return [*verdicts(self.samples)]
-
-    async def _collect(self, port: int) -> web.AppRunner:
-        """A collector of OpenTelemetry that only counts."""
-
-        async def take(request: web.Request) -> web.Response:
-            self.exported += len(await request.read())
-            return web.Response(content_type="application/x-protobuf")
-
-        app = web.Application(client_max_size=2**26)
-        app.router.add_post("/{path:.*}", take)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        return runner
 
     async def _until(self, service: Service, end: int) -> None:
         async def work() -> None:
@@ -310,7 +296,7 @@ def main() -> None:
     began = time.monotonic()
     grew = uvloop.run(soak.run())
     ends = ", ".join(f"{number:,} {what}" for what, number in soak.ends.most_common())
-    console.print(f"{ends}; {soak.exported / 2**20:.1f} MiB exported; {time.monotonic() - began:.0f} s")
+    console.print(f"{ends}; {soak.collector.taken / 2**20:.1f} MiB exported; {time.monotonic() - began:.0f} s")
     quarter = len(soak.samples) // 4
     warm, last = soak.samples[quarter - 1], soak.samples[-1]
     console.print(
