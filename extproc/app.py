@@ -254,7 +254,9 @@ class Service:
         timing = Timing(timeouts.first_token_s, timeouts.prompt_tokens_per_s, timeouts.stall_s, timeouts.answer_s)
         health = self.breakers.allows, self.breakers.fits
         breakers = self.breakers
-        outlook = Outlook(breakers.rest_s, breakers.earliest_probe, self.limiter.predicted_s, breakers.standing)
+        outlook = Outlook(
+            breakers.rest_s, breakers.earliest_probe, self.limiter.prospects.predicted_s, breakers.standing
+        )
         retries = self.admission.retries
         dispatch = Dispatch(
             self.policy,

@@ -31,9 +31,9 @@ from extproc.core.capacity import Absent, Answer, Ask, Change, Option
 from extproc.core.events import Observed, Queued, Shadowed, Spell, Waited
 from extproc.core.forecast import Forecast, Pace
 from extproc.core.lanes import Lanes, terms_of
-from extproc.core.lines import Backlog, Group, Line, Waiter
+from extproc.core.lines import Group, Line, Waiter
 from extproc.core.policy import Bounds, Lane, SessionLimits, Tenant, WhenBusy
-from extproc.core.promises import LONG_S, Promises
+from extproc.core.promises import Promises
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
 from extproc.core.routing import options, paused_key
@@ -41,6 +41,7 @@ from extproc.core.shares import RENEW_S
 from extproc.core.value import value
 from extproc.core.watermark import recheck_s
 from extproc.ports import Capacity, Clock, Observer
+from extproc.prospects import Prospects
 from extproc.reach import LEAST_RETRY_S, NOBODY, OUT, Reach
 from extproc.turn import Turn, Wants, group_of, turn_of
 
@@ -122,11 +123,20 @@ class Limiter:
         self._reach = Reach(capacity, clock, allows, earliest_probe, owned, fits=fits, slow=slow, out=out)
         self._room = room
         self._observe = observer
-        self._patience = patience
-        self._bounds = bounds or Bounds()
-        self._new_share = new_share
         self._chance = chance
         self._seq = count()
+        self.prospects = Prospects(
+            lanes,
+            self.promises,
+            self.forecast,
+            self._reach,
+            capacity,
+            clock,
+            bounds or Bounds(),
+            patience=patience,
+            new_share=new_share,
+            numbers=self._seq,
+        )
         self._wake = asyncio.Event()
         self._newcomers: list[Turn] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -141,7 +151,7 @@ class Limiter:
     ) -> None:
         """Go by other rules from now on; see Lanes.follow. Who waits keeps its place, and what it wants."""
         self.lanes.follow(rules, bounds, tenant_of)
-        self._bounds, self._reach.owned = bounds, owned
+        self.prospects.bounds, self._reach.owned = bounds, owned
         self._heed_lanes()
         self.forecast.follow()
         for waiter in list(self.lanes.waiters()):
@@ -271,7 +281,7 @@ class Limiter:
         if turn is None or turn.flow is None:
             return None
         place = self.forecast.place(turn, turn.wants.names, self._clock.time())
-        return Standing(place, self._until_turn_s(turn), turn.flow.line.lacking)
+        return Standing(place, self.prospects.until_turn_s(turn), turn.flow.line.lacking)
 
     def _heed_lanes(self) -> None:
         rules = self.lanes.rules
@@ -312,36 +322,17 @@ class Limiter:
 
     def until_turn_s(self, waiter: Waiter) -> float:
         """Forecast in seconds of what is left of the wait of somebody in line."""
-        return self._until_turn_s(turn_of(waiter))
+        return self.prospects.until_turn_s(turn_of(waiter))
 
     def newcomer_s(self, waiter: Waiter) -> float:
         """Forecast of the wait of one who comes now and is otherwise like somebody in line."""
-        return self.predicted_s(replace(waiter.request, arrived=self._clock.time()), turn_of(waiter).wants)
-
-    def predicted_s(self, request: Request, wants: Wants) -> float:
-        """Forecast in seconds of the wait of `request` if it came now; infinite when no breaker lets it through."""
-        return self._predicted_s(Waiter(request, Group(), next(self._seq)), wants)
-
-    def _predicted_s(self, waiter: Waiter, wants: Wants) -> float:
-        names, held_s = self._in_view(waiter.request, wants), self._held_s(waiter.request.lane)
-        levels, now = self._capacity.levels(), self._clock.time()
-        return held_s + self.forecast.wait_s(waiter, names, wants.prices, levels, now, held_s)
-
-    def _held_s(self, lane: str) -> float:
-        """Seconds for which a lane is paused, as far as its end is known; 0 where it is not, or not paused."""
-        until = self.lanes.paused.get(lane, -inf)
-        return max(0.0, until - self._clock.time()) if isfinite(until) else 0.0
+        return self.prospects.predicted_s(replace(waiter.request, arrived=self._clock.time()), turn_of(waiter).wants)
 
     def _nobody_waits(self, lane: str) -> bool:
         """Whether one that comes to this lane may go at once where there is room."""
         if not self.lanes.paused:
             return not self.lanes.total.requests
         return lane not in self.lanes.paused and not self.lanes.moving
-
-    def _in_view(self, request: Request, wants: Wants) -> list[str]:
-        """Those of them that it waits for."""
-        names = self._reach.open(wants)
-        return names[:1] if self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD else names
 
     async def _at_once(self, request: Request, wants: Wants) -> Option | None:
         """The first choice, taken, when it has room: nobody waits, so nobody is passed."""
@@ -374,7 +365,7 @@ class Limiter:
         turn.promise = promise
         rule = self.lanes.rules[request.lane]
         if rule.when_busy is WhenBusy.SPILL and len(wants.names) > 1:
-            turn.spilled = self._passes_first(turn, rule.spill_after_s)
+            turn.spilled = self.prospects.passes_first(turn, rule.spill_after_s)
         turn.fitting = self._reach.fitting(wants)
         turn.group = group_of(turn, first_only=not (turn.spilled or wants.forced))
         self.lanes.join(turn)
@@ -398,7 +389,7 @@ class Limiter:
         if self.draining:
             raise Rejected(Reason.DRAINING, retry_after=LEAST_RETRY_S)
         name = next(iter(self._reach.open(turn.wants)), None) or self._reach.first_in_use(turn.wants)
-        reason, predicted = self._would_be(turn)
+        reason, predicted = self.prospects.would_be(turn)
         if turn.flow is not None:
             self.lanes.serve(turn)
         self._observe(Observed(turn.request, reason, predicted))
@@ -444,16 +435,6 @@ class Limiter:
             turn.event.set()
         self.kick()
 
-    def _would_be(self, turn: Turn) -> tuple[Reason | None, float]:
-        """For what reason it would be refused, None when it would wait, and the forecast."""
-        if turn.verdict is not None:
-            return turn.verdict.reason, 0.0
-        predicted = self._until_turn_s(turn)
-        reason = self._hopeless(turn, predicted)
-        if reason is None and self._shed(turn, predicted) is turn:
-            reason = Reason.LANE_FULL
-        return reason, predicted
-
     async def _charge(self, turns: list[Turn]) -> None:
         """Take what each is let go for, whether it is there or not, and give back for whoever has left meanwhile."""
         charged = [(turn, turn.granted) for turn in turns if turn.granted is not None]
@@ -481,7 +462,7 @@ class Limiter:
                 await turn.event.wait()
         except TimeoutError:
             if turn.granted is None and turn.verdict is None:
-                raise self._waited_too_long(turn) from None
+                raise self.prospects.waited_too_long(turn) from None
         finally:
             self._tell_wait(turn, now)
 
@@ -501,20 +482,20 @@ class Limiter:
     def _admit(self, turn: Turn) -> None:
         """Let who just came stand in line, others making room where they must. Rejected when it is the one to go."""
         request, lane = turn.request, turn.request.lane
-        turn.predicted_s = predicted = self._until_turn_s(turn)
-        self._spend_patience(turn, predicted)
-        reason = self._hopeless(turn, predicted)
-        while reason is None and (victim := self._shed(turn, predicted)):
+        turn.predicted_s = predicted = self.prospects.until_turn_s(turn)
+        self.prospects.spend_patience(turn, predicted)
+        reason = self.prospects.hopeless(turn, predicted)
+        while reason is None and (victim := self.prospects.shed(turn, predicted)):
             if victim is turn:
                 reason = Reason.LANE_FULL
             else:
                 self._evict(turn_of(victim))
         refusal = None
         if reason is not None:
-            refusal = self._refusal(turn, reason, predicted if self._reach.open(turn.wants) else None)
+            refusal = self.prospects.refusal(turn, reason, predicted if self._reach.open(turn.wants) else None)
         now = self._clock.time()
         if turn.promise is None or not turn.promise.kept_at(now):
-            self.forecast.asked(request, self._in_view(request, turn.wants), turn.wants.prices, now)
+            self.forecast.asked(request, self.prospects.in_view(request, turn.wants), turn.wants.prices, now)
         if refusal is not None:
             raise refusal
         for bound in self.lanes.over(lane, shadow=True):
@@ -530,91 +511,15 @@ class Limiter:
         backlogs = self.lanes.backlogs.items()
         return {name: backlog.requests for name, backlog in backlogs if rules[name].rank <= rank}
 
-    def _spend_patience(self, turn: Turn, predicted: float) -> None:
-        """A retry that nobody told to come now, and that has to wait, is paid from its tenant's budget of retries."""
-        request = turn.request
-        told = turn.promise is not None and turn.promise.kept_at(self._clock.time())
-        if request.retries and not told and (again := self._patience(request)):
-            again = max(again, LEAST_RETRY_S, predicted if isfinite(predicted) else 0.0)
-            raise Rejected(Reason.LANE_FULL, "the retry budget of this tenant is spent", retry_after=again)
-
-    def _until_turn_s(self, turn: Turn) -> float:
-        """Forecast of its wait; with every breaker open, until the first may be tried."""
-        if self._reach.open(turn.wants):
-            return self._predicted_s(turn, turn.wants)
-        return max(0.0, self._reach.earliest_probe(self._reach.affordable(turn.wants)) - self._clock.time())
-
-    def _hopeless(self, turn: Turn, predicted: float) -> Reason | None:
-        """Why it is no use to wait. A new session has only a part of the patience, unless its place is inherited."""
-        request = turn.request
-        left = request.wait_until - self._clock.time()
-        if predicted > left and not self._reach.open(turn.wants):
-            return Reason.NO_UPSTREAM
-        if request.fresh and turn.since >= request.arrived:
-            left *= self._new_share(request.tenant)
-        return Reason.DEADLINE_UNMEETABLE if predicted > left else None
-
-    def _shed(self, turn: Turn, predicted: float) -> Waiter | None:
-        promised = self._promised(turn, predicted)
-        return self.lanes.shed(turn, self._bounds, self._new_share(turn.request.tenant), promised)
-
-    def _promised(self, turn: Turn, within_s: float) -> Backlog:
-        """What will come back to this lane within so many seconds, all of it before a newcomer."""
-        total, now = Backlog(), self._clock.time()
-        for book, kept in self.promises.booked(turn.request.lane, now) if len(self.promises) else ():
-            total.merge(book.before(now + within_s), kept)
-        return total
-
     def _evict(self, turn: Turn) -> None:
         observed = turn.request.observed  # it goes all the same
-        self._turn_away(turn, Rejected(Reason.EVICTED) if observed else self._refusal(turn, Reason.EVICTED))
+        self._turn_away(turn, Rejected(Reason.EVICTED) if observed else self.prospects.refusal(turn, Reason.EVICTED))
 
     def _turn_away(self, turn: Turn, verdict: Rejected) -> None:
         turn.verdict = verdict
         turn.gone = True
         self.lanes.leave(turn)
         turn.event.set()
-
-    def _waited_too_long(self, turn: Turn) -> Rejected:
-        request = turn.request
-        if not self._reach.open(turn.wants):
-            return self._refusal(turn, Reason.NO_UPSTREAM)
-        lane_waits_s = self.lanes.rules[request.lane].max_wait_s
-        if request.deadline is not None and request.wait_until < request.arrived + lane_waits_s:
-            return Rejected(Reason.DEADLINE_PASSED)
-        return self._refusal(turn, Reason.QUEUE_TIMEOUT)
-
-    def _refusal(self, turn: Turn, reason: Reason, predicted: float | None = None) -> Rejected:
-        """With the time of its turn, and a place then; with every breaker open, the time when one is tried."""
-        request, promise, now = turn.request, turn.promise, self._clock.time()
-        predicted = self._predicted_s(turn, turn.wants) if predicted is None else predicted
-        if not isfinite(predicted):
-            names = self._reach.affordable(turn.wants)
-            if any(name in self._reach.out for name in names):
-                return Rejected(reason, retry_after=self._reach.back_s(names))
-            return Rejected(reason, retry_after=max(LEAST_RETRY_S, self._reach.earliest_probe(names) - now))
-        if promise is not None and promise.due > now:
-            since, seconds, turn_s = promise.since, promise.due - now, promise.second - now
-        else:
-            room = self.lanes.room(request.lane, self._promised(turn, predicted))
-            since, turn_s = turn.since, predicted
-            seconds = self.forecast.comeback_s(request, predicted, room)
-        seconds = max(LEAST_RETRY_S, seconds)
-        late_s = now + turn_s - since - self._reach.paused_s(turn.wants) - self._held_s(request.lane)
-        if late_s > self.lanes.rules[request.lane].max_wait_s and self._overrun(turn):
-            seconds = max(seconds, LONG_S + LEAST_RETRY_S)
-        elif request.fingerprint:
-            holds = self.lanes.rules[request.lane].when_busy is WhenBusy.HOLD
-            self.promises.make(request, group_of(turn, first_only=holds), since, now, seconds, turn_s)
-        return Rejected(reason, retry_after=seconds)
-
-    def _overrun(self, turn: Turn) -> bool:
-        """Whether a late turn for one would only make others late.
-
-        Under lasting overload all would be served at last, and every one of them too late.
-        """
-        names, levels, now = self._in_view(turn.request, turn.wants), self._capacity.levels(), self._clock.time()
-        return self.forecast.overrun(turn.request, names, turn.wants.prices, levels, now)
 
     async def _leave(self, turn: Turn) -> None:
         self._forget_timer(turn)
@@ -765,12 +670,3 @@ class Limiter:
             turn.spilled = True
             self._regroup(turn, group_of(turn, first_only=False))
             self.kick()
-
-    def _passes_first(self, turn: Turn, after_s: float) -> bool:
-        """Whether not to wait for the first choice: it would take too long, or the upstream asked for a pause."""
-        first, prices = self._reach.open(turn.wants)[:1], turn.wants.prices
-        if not first:
-            return False
-        levels, now = self._capacity.levels(), self._clock.time()
-        paused = self._reach.pause_at(first[0], turn.wants) > 0
-        return paused or self.forecast.wait_s(turn, first, prices, levels, now) > after_s

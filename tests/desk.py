@@ -118,7 +118,9 @@ class Desk:
             rates=admission.rates,
         )
         breakers, timing = admission.breakers, Timing(10, 1e4, 60, 600)
-        outlook = Outlook(breakers.rest_s, breakers.earliest_probe, admission.limiter.predicted_s, breakers.standing)
+        outlook = Outlook(
+            breakers.rest_s, breakers.earliest_probe, admission.limiter.prospects.predicted_s, breakers.standing
+        )
         desk = policy, admission.capacity, loop, timing, wording, breakers.allows, breakers.fits
         dispatch = Dispatch(*desk, outlook=outlook, slow=breakers.slow)
         self.handler = Handler(

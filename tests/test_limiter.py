@@ -897,12 +897,12 @@ def test_the_time_told_to_a_refused_client_is_shortly_before_its_turn() -> None:
         bench = Bench(loop, slots(a=(9, 0)) | {"upstream/a/m/total": bucket(loop, 10, 1000)})
         large, small = {"size": Size(300, 100)}, {"size": Size(12, 2)}
         one = asking(loop, "x", **large)
-        assert bench.limiter.predicted_s(one, wants(one, "a", bench.store)) == pytest.approx(40)
+        assert bench.limiter.prospects.predicted_s(one, wants(one, "a", bench.store)) == pytest.approx(40)
         told = await told_to(bench.send(**large))
         assert 25 < told < 40, "the turn is in 40 s, and 30 s is the longest wait"
         assert await told_to(bench.send(waits_s=1, **small)) == pytest.approx(1.2, abs=0.2)
         bench.sick, bench.probe_at = {"a"}, loop.time() + 32
-        assert bench.limiter.predicted_s(one, wants(one, "a", bench.store)) == inf
+        assert bench.limiter.prospects.predicted_s(one, wants(one, "a", bench.store)) == inf
         assert await told_to(bench.send(**large)) == pytest.approx(32)
         await bench.stop()
 
@@ -1316,7 +1316,7 @@ def test_upstreams_work_off_a_line_together() -> None:
         bench = Bench(loop, store)
         for lane, names, predicted in [("P1", "abc", 10), ("P2", "abc", 40), ("P1", "c", inf), ("P1", "cd", 0)]:
             one = asking(loop, "x", lane=lane, size=Size(300, 100))
-            assert bench.limiter.predicted_s(one, wants(one, names, store)) == pytest.approx(predicted)
+            assert bench.limiter.prospects.predicted_s(one, wants(one, names, store)) == pytest.approx(predicted)
         await bench.stop()
 
     play(scenario)

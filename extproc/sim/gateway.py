@@ -203,7 +203,7 @@ class Gateway:
         timing = Timing(limits.first_token_s, limits.prompt_tokens_per_s, limits.stall_s, limits.answer_s)
         health = admission.breakers.allows, admission.breakers.fits
         flights, limiter = admission.flights, admission.limiter
-        outlook = Outlook(admission.breakers.rest_s, admission.breakers.earliest_probe, limiter.predicted_s)
+        outlook = Outlook(admission.breakers.rest_s, admission.breakers.earliest_probe, limiter.prospects.predicted_s)
         slow = admission.breakers.slow
         dispatch = Dispatch(policy, admission.capacity, loop, timing, wording, *health, outlook=outlook, slow=slow)
         return Handler(reception, admission.copies, flights, limiter, dispatch, wording, loop, admission.observe)
