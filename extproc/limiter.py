@@ -549,46 +549,55 @@ class Limiter:
         Where a call takes time, for ever more of a line at once while that goes on.
         """
         deep: dict[Line, int] = {}
-        looks = 0
-        while not (self.draining or self.bypassing) and (heads := self._heads(deep)):
+        for _ in range(MAX_LOOKS):
+            heads = [] if self.draining or self.bypassing else self._heads(deep)
             newcomers, self._newcomers = self._newcomers, []
-            lines = [head.flow.line for head, _ in heads if head.flow]
-            asks = [Ask(h.request.ticket, self._options(h), f, self._terms[h.request.lane]) for h, f in heads]
-            rooms = {name: self._room(name) for name in {option.name for ask in asks for option in ask.options}}
-            answers = await self._capacity.take(asks)
-            progress, whole = False, True
-            now = self._clock.time()
-            for (head, followed), line, ask, answer in zip(heads, lines, asks, answers, strict=True):
-                if answer.option is None:
-                    deep.pop(line, None)
-                    if answer.short:
-                        line.refused(answer.short, now)
-                    elif not ask.options:
-                        line.refused(self._reach.closed(turn_of(head).wants), now)
-                    continue
-                whole = whole and not followed
-                if not self._capacity.immediate:
-                    deep[line] = min(2 * deep.get(line, 1), MAX_DEPTH)
-                name, wants = answer.option.name, turn_of(head).wants
-                # others of the same batch may have filled it
-                crowded = rooms[name] <= 0 and self._reach.bound(wants, name)
-                progress = progress or not crowded
-                if head.gone or crowded or self._reach.strays(wants, name):
-                    await self._give_back(answer.option)
-                else:
-                    rooms[name] -= 1
-                    self._grant(head, answer)
+            if not heads:
+                self._tell(newcomers, whole=True)  # nobody can be asked for: their lanes are paused
+                self.forecast.served.looked((), self._clock.time())
+                return
+            answers, progress, whole = await self._ask(heads, deep)
             self._tell(newcomers, whole=whole)
-            looks += 1
             if not progress:
                 self._rest(answers)
                 return
-            if looks >= MAX_LOOKS:
-                self.kick()
-                return
-        newcomers, self._newcomers = self._newcomers, []
-        self._tell(newcomers, whole=True)  # nobody can be asked for: their lanes are paused
-        self.forecast.served.looked((), self._clock.time())
+        self.kick()
+
+    async def _ask(self, heads: list[tuple[Waiter, bool]], deep: dict[Line, int]) -> tuple[list[Answer], bool, bool]:
+        """Ask for these at once, and let go who got something. `deep` is told of how many of a line to ask for next.
+
+        Returns the answers, whether it is worth to ask for others, and whether everybody was asked for who could go.
+        """
+        lines = [head.flow.line for head, _ in heads if head.flow]
+        asks = [Ask(h.request.ticket, self._options(h), f, self._terms[h.request.lane]) for h, f in heads]
+        rooms = {name: self._room(name) for name in {option.name for ask in asks for option in ask.options}}
+        answers = await self._capacity.take(asks)
+        progress, whole, now = False, True, self._clock.time()
+        for (head, followed), line, ask, answer in zip(heads, lines, asks, answers, strict=True):
+            if answer.option is None:
+                deep.pop(line, None)
+                if answer.short or not ask.options:
+                    line.refused(answer.short or self._reach.closed(turn_of(head).wants), now)
+                continue
+            whole = whole and not followed
+            if not self._capacity.immediate:
+                deep[line] = min(2 * deep.get(line, 1), MAX_DEPTH)
+            progress = await self._hand_over(head, answer, answer.option, rooms) or progress
+        return answers, progress, whole
+
+    async def _hand_over(self, head: Waiter, answer: Answer, option: Option, rooms: dict[str, float]) -> bool:
+        """Let it go with what it got, or give that back. False when others of its batch have filled the upstream.
+
+        rooms: how many more may go to each, where its breaker lets some through.
+        """
+        wants, name = turn_of(head).wants, option.name
+        crowded = rooms[name] <= 0 and self._reach.bound(wants, name)
+        if head.gone or crowded or self._reach.strays(wants, name):
+            await self._give_back(option)
+        else:
+            rooms[name] -= 1
+            self._grant(head, answer)
+        return not crowded
 
     def _heads(self, deep: dict[Line, int]) -> list[tuple[Waiter, bool]]:
         """Who may be asked for. Those are turned away for whom nothing is left that may be paid, nor anything free.
