@@ -26,6 +26,7 @@ from extproc.core.request import Request
 from extproc.core.session import Known, Sessions
 from extproc.core.value import value
 from extproc.ports import Capacity, Clock
+from extproc.shapes import Callers
 
 __all__ = ["NOTHING", "Allowance", "Allowances"]
 
@@ -153,7 +154,7 @@ class Allowances:
         rules = self._policy.tenants.get(tenant) or self._policy.any_tenant
         return (rules and rules.sessions) or self._policy.sessions
 
-    def state(self) -> dict[str, int]:
+    def state(self) -> Callers:
         """How many are counted; and how many unlisted tenants had to be forgotten with what they had used."""
         return {
             "unlisted_tenants": self.unlisted,

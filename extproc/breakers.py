@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from math import inf, isfinite
 from typing import Any
 
+from extproc import shapes
 from extproc.core.breaker import NOTHING, Breaker, Evidence, Outcome, Sign, Signal, State, Verdict
 from extproc.core.events import BreakerMoved, SizesMoved
 from extproc.core.policy import Upstream
@@ -177,11 +178,11 @@ class Breakers:
                 self._observe(SizesMoved(name, sizes, shut=False, cause="rested"))
                 self.moved()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, shapes.Breaker]:
         """All breakers as plain data, for the state page. Times in seconds from now."""
         now, told = self._clock.time(), {}
         for name, breaker in self.by_name.items():
-            one: dict[str, Any] = {"state": breaker.state, **breaker.numbers(now)}
+            one: Any = {"state": breaker.state, **breaker.numbers(now)}
             if breaker.state is State.OPEN:
                 one["rests_s"] = round(max(0.0, breaker.rests_until - now), 3)
             if breaker.state is not State.CLOSED and breaker.verdict.sign is not None:

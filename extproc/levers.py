@@ -49,6 +49,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from extproc import shapes
 from extproc.admission import Admission
 from extproc.core.events import LeverMoved
 from extproc.ports import Observer
@@ -109,7 +110,7 @@ class Levers:
         self._ending = False
         reloading.dropped, reloading.followed = self._dropped, self._followed
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> shapes.Levers:
         """See ports.Operations."""
         limiter, breakers = self._admission.limiter, self._admission.breakers
         return {

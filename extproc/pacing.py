@@ -31,6 +31,7 @@ from extproc.core.request import Endpoint, Request, Size
 from extproc.core.routing import bucket_key, limits_of, reserve_of, slots_key
 from extproc.dialects import ErrorClass
 from extproc.ports import Capacity, Clock, Observer, Record, RecordKind
+from extproc.shapes import Pace
 
 __all__ = ["Pacing"]
 
@@ -198,11 +199,13 @@ class Pacing:
         for name, slots in self._slots.items():
             await self._apply(name, slots.hold_back(share, cause))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Pace]:
         """What was heard of every counter, for the state page."""
         now = self._clock.time()
-        found = {key: pacer.state(now) for key, pacer in self._pacers.items()}
-        return found | {slots.key: slots.state(now) for slots in self._slots.values() if not slots.brake.calm}
+        found: Any = {key: pacer.state(now) for key, pacer in self._pacers.items()}
+        found |= {slots.key: slots.state(now) for slots in self._slots.values() if not slots.brake.calm}
+        paces: dict[str, Pace] = found
+        return paces
 
     # What was sent.
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from extproc.core.capacity import Answer, Ask, Change, Store, Tuning
 from extproc.core.events import Event
 from extproc.core.value import value
+from extproc.shapes import Levers
 
 __all__ = [
     "Capacity",
@@ -204,12 +205,8 @@ class Operations(Protocol):
     cannot be.
     """
 
-    def state(self) -> dict[str, Any]:
-        """What is moved at the moment; `until` are epoch seconds, None for what does not return by itself.
-
-        {"bypass": {"until"} | None, "draining": bool, "lanes": {name: {"paused": bool, "until"}},
-        "upstreams": {name: {"out": bool, "until"}}, "changes": [{"id", "place", "value", "was", "until"}]}
-        """
+    def state(self) -> Levers:
+        """What is moved at the moment."""
         ...
 
     async def pause(self, lane: str, for_s: float | None = None, *, by: str = "operator") -> None:

@@ -34,6 +34,7 @@ from extproc.settings.changes import Difference, differences, follow, version_of
 from extproc.settings.files import mark_of
 from extproc.settings.loading import MOST_BYTES
 from extproc.settings.overlay import Change, by_name, overlaid, value_at
+from extproc.shapes import Config
 
 __all__ = ["Reloading", "Told", "Watch"]
 
@@ -103,7 +104,7 @@ class Told:
     waiting: list[Difference] = field(default_factory=list)
     changed: list[Difference] = field(default_factory=list)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Config:
         """For the state page."""
         return {
             "version": self.version,

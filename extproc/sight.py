@@ -25,6 +25,7 @@ from extproc.ports import Observer
 from extproc.reloading import Reloading
 from extproc.settings import Settings
 from extproc.settings.public import public
+from extproc.shapes import LaneBounds, Overview, Row, ServiceState
 from extproc.telemetry.conventions import Conventions
 from extproc.telemetry.dossiers import Dossiers
 from extproc.telemetry.explain import explain, summary
@@ -121,7 +122,7 @@ class Sight:
         """Other settings hold from now on."""
         self._settings = settings
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> ServiceState:
         """Everything an operator or a test may want to see."""
         admission, now = self._admission, self._clock()
         return {
@@ -150,7 +151,7 @@ class Sight:
         trace = self._listeners.sampled(request) if request else ""
         return explain(dossier, asdict(place) if place else None, self._clock(), trace)
 
-    async def overview(self) -> dict[str, Any]:
+    async def overview(self) -> Overview:
         """What page, terminal and bundle show. The console asks for it at most once a second, while somebody looks."""
         admission, now = self._admission, self._clock()
         rests = {name: admission.breakers.rests_until(name) for name in admission.breakers.by_name}
@@ -185,7 +186,7 @@ class Sight:
             more = {"breakers": admission.breakers.state(), "tally": listeners.tally.snapshot()}
             listeners.history.step(counted | more)
 
-    def _newest(self, **wanted: Any) -> list[dict[str, Any]]:
+    def _newest(self, **wanted: Any) -> list[Row]:
         """A line for each; see Dossiers.newest."""
         now = self._clock()
         return [summary(one, now) for one in self._listeners.dossiers.newest(**wanted)]
@@ -196,7 +197,11 @@ def traced(settings: Settings) -> bool:
     return settings.telemetry.otlp is not None and settings.telemetry.otlp.traces
 
 
-def _lane(queue: Queue, now: float) -> dict[str, float | None]:
+def _lane(queue: Queue, now: float) -> LaneBounds:
     rule, oldest = queue.rule, oldest_s(queue, now)
-    bounds = {"max_requests": rule.max_requests, "max_tokens": rule.max_tokens, "max_bytes": rule.max_bytes}
-    return bounds | {"oldest_s": oldest}
+    return {
+        "max_requests": rule.max_requests,
+        "max_tokens": rule.max_tokens,
+        "max_bytes": rule.max_bytes,
+        "oldest_s": oldest,
+    }

@@ -10,6 +10,7 @@ import pytest
 
 from extproc.telemetry.history import STEP_S
 from tests.doubles import VirtualLoop, play
+from tests.published import as_described
 from tests.test_reload import Bench, NoServer, changed
 
 ONE_AT_A_TIME = changed("upstreams.a.concurrency", 1)
@@ -30,6 +31,7 @@ class Watched(Bench):
     async def look(self) -> dict[str, Any]:
         """The overview, as a client reads it."""
         told: dict[str, Any] = json.loads(json.dumps(await self.service.sight.overview(), allow_nan=False))
+        as_described("Overview", told)
         return told
 
 

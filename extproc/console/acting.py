@@ -14,10 +14,8 @@ from extproc.console.clerk import Clerk, Denied
 from extproc.console.schemas import (
     Asked,
     ForAWhile,
-    Levers,
     LogChange,
     LogSettings,
-    Moved,
     NewValue,
     Raise,
     Session,
@@ -27,6 +25,7 @@ from extproc.console.schemas import (
 )
 from extproc.console.sources import Data, Sessions
 from extproc.ports import Operations
+from extproc.shapes import Levers, Moved
 
 __all__ = ["routes"]
 

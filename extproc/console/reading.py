@@ -18,7 +18,6 @@ from extproc.console.clerk import Clerk, Denied
 from extproc.console.schemas import (
     AuditPage,
     Filter,
-    Levers,
     LogSettings,
     RequestId,
     RequestPage,
@@ -30,6 +29,7 @@ from extproc.console.schemas import (
 from extproc.console.sources import Data, Pages, Sessions
 from extproc.console.stream import Overviews, Watching
 from extproc.ports import Operations
+from extproc.shapes import Hour, Levers, Overview, ServiceState
 
 __all__ = ["routes"]
 
@@ -39,6 +39,23 @@ NO_REQUEST = (
     "no such request is known, or it was too long ago (an id is what x-tidegate-request-id of an answer says; "
     "a provider's own x-request-id is not known here)"
 )
+EVENTS: dict[str, Any] = {
+    "text/event-stream": {
+        "schema": {"type": "string"},
+        "itemSchema": {  # as OpenAPI 3.2 has it, and FastAPI before that
+            "type": "object",
+            "properties": {
+                "event": {"const": "overview"},
+                "data": {
+                    "type": "string",
+                    "contentMediaType": "application/json",
+                    "contentSchema": {"$ref": "#/components/schemas/Overview"},
+                },
+            },
+            "required": ["event", "data"],
+        },
+    }
+}
 ANYTHING: dict[str, Any] = {"model": dict[str, Any], "description": "Plain data"}
 
 Show = Callable[..., Awaitable[Response]]
@@ -136,8 +153,8 @@ def _always(routes: _Routes, clerk: Clerk) -> None:
 
     text = {"text/plain": {"schema": {"type": "string"}}}
     routes.open("/healthz", "healthy", healthy, to_pages=True, description="ok", content=text)
-    routes.add("/state", "state", state)
-    routes.add("/api/v1/state", "state_v1", state)
+    for path, name in (("/state", "state"), ("/api/v1/state", "state_v1")):
+        routes.add(path, name, state, model=ServiceState, description="The state")
     routes.add("/api/v1/audit", "audit", audit, 422, model=AuditPage, description="Actions")
 
 
@@ -167,9 +184,8 @@ def _overviews(routes: _Routes, overviews: Overviews, clerk: Clerk) -> None:
             return problem(503, "too many watch already", {"retry-after": "10"})
         return Watching(overviews, lambda: clerk.still_reads(request))
 
-    routes.add("/api/v1/overview", "overview", overview)
-    events = {"text/event-stream": {"schema": {"type": "string"}}}
-    routes.add("/api/v1/stream", "stream", stream, 503, description="Events", content=events)
+    routes.add("/api/v1/overview", "overview", overview, model=Overview, description="The overview")
+    routes.add("/api/v1/stream", "stream", stream, 503, description="Events", content=EVENTS)
 
 
 def _levers(routes: _Routes, levers: Operations) -> None:
@@ -185,7 +201,7 @@ def _history(routes: _Routes, history: Callable[[], Data]) -> None:
         """The last hour, in steps."""
         return shown(history())
 
-    routes.add("/api/v1/history", "history", last_hour)
+    routes.add("/api/v1/history", "history", last_hour, model=Hour, description="The hour")
 
 
 def _requests(routes: _Routes, newest: Callable[..., Sequence[Data]]) -> None:

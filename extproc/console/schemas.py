@@ -1,4 +1,4 @@
-"""What is sent to the console and what it answers, as its OpenAPI document describes it."""
+"""What is sent to the console and what it answers, as its OpenAPI document describes it; see shapes for the rest."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from extproc.console.audit import MOST_REASON
 from extproc.console.sessions import MOST_TOKENS, MOST_USD
+from extproc.shapes import Row
 
 __all__ = [
-    "ANSWERS", "Asked", "AuditEntry", "AuditPage", "Budget", "Filter", "ForAWhile", "Levers", "LogChange",
-    "LogSettings", "Moved", "NewValue", "Problem", "Raise", "RequestId", "RequestPage", "Session", "SessionId",
+    "ANSWERS", "Asked", "AuditEntry", "AuditPage", "Budget", "Filter", "ForAWhile", "LogChange",
+    "LogSettings", "NewValue", "Problem", "Raise", "RequestId", "RequestPage", "Session", "SessionId",
     "Tenant", "responses",
 ]  # fmt: skip
 
@@ -65,56 +66,6 @@ class NewValue(ForAWhile):
 
     place: Annotated[str, Field(min_length=1, max_length=500, description="As upstreams.primary.limits.0.tpm.")]
     value: int | Annotated[float, Field(allow_inf_nan=False)]
-
-
-class _Open(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-
-class Until(_Open):
-    """until: epoch seconds; null: until undone."""
-
-    until: float | None
-
-
-class LaneLever(_Open):
-    """Whether a lane is paused."""
-
-    paused: bool
-    until: float | None
-
-
-class UpstreamLever(_Open):
-    """Whether an upstream is out."""
-
-    out: bool
-    until: float | None
-
-
-class ChangedLimit(_Open):
-    """A setting that has another value than its file says."""
-
-    id: str
-    place: str
-    value: float | None
-    was: float | None
-    until: float | None
-
-
-class Levers(_Open):
-    """What operators have moved."""
-
-    bypass: Until | None
-    draining: bool
-    lanes: dict[str, LaneLever]
-    upstreams: dict[str, UpstreamLever]
-    changes: list[ChangedLimit]
-
-
-class Moved(Levers):
-    """The same after a change, and the id by which that is reverted."""
-
-    id: str
 
 
 class Raise(_Sent):
@@ -208,7 +159,7 @@ class Filter(BaseModel):
 class RequestPage(_Told):
     """The newest first."""
 
-    requests: list[dict[str, Any]]
+    requests: list[Row]
 
 
 ANSWERS = {

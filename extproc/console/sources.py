@@ -5,7 +5,7 @@ What is None is not there, and has no address on the console either.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from extproc.ports import Operations
 
 __all__ = ["Data", "Pages", "Sessions", "Sources"]
 
-Data = dict[str, Any]
+Data = Mapping[str, Any]
 
 
 class Sessions(Protocol):

@@ -11,18 +11,20 @@ from itertools import islice
 from math import isfinite
 from typing import Any
 
+from extproc import shapes
 from extproc.core.bucket import Slots, TokenBucket
 from extproc.core.budget import Budget
 from extproc.core.capacity import Counter, Store
 from extproc.core.lanes import Lanes
 from extproc.core.watermark import Watermark
+from extproc.shapes import Backlog, Counted
 
 __all__ = ["describe"]
 
 MOST_COUNTERS = 2000
 
 
-def describe(lanes: Lanes, store: Store, now: float, first: Iterable[str] = ()) -> dict[str, Any]:
+def describe(lanes: Lanes, store: Store, now: float, first: Iterable[str] = ()) -> Counted:
     """Lanes, buckets and slots as plain data. Units: requests, tokens, bytes, seconds.
 
     first: counters that are shown before others, of which there may be too many.
@@ -30,16 +32,16 @@ def describe(lanes: Lanes, store: Store, now: float, first: Iterable[str] = ()) 
     others = (key for key in store if not key.startswith("session/"))
     named = dict.fromkeys((*(key for key in first if key in store), *islice(others, MOST_COUNTERS)))
     counters = {key: _counter(store[key], now) for key in islice(named, MOST_COUNTERS)}
-    waiting = {
+    waiting: dict[str, Backlog] = {
         name: {"requests": backlog.requests, "tokens": backlog.tokens, "bytes": backlog.bytes}
         for name, backlog in lanes.backlogs.items()
     }
     return {"waiting": waiting, "counters": counters}
 
 
-def _counter(counter: Counter, now: float) -> dict[str, Any]:
+def _counter(counter: Counter, now: float) -> shapes.Counter:
     """One counter. What does not apply is left out: pauses that are over, lanes that are owed nothing, no shadow."""
-    told: dict[str, Any]
+    told: Any
     match counter:
         case TokenBucket(rate=rate, capacity=capacity):
             told = {"level": round(counter.level_at(now), 3), "capacity": capacity, "per_second": rate}
@@ -60,7 +62,8 @@ def _counter(counter: Counter, now: float) -> dict[str, Any]:
         told["closed_s"] = _finite(counter.closed_until - now)
     if counter.shadow:
         told["shadow"] = True
-    return told
+    found: shapes.Counter = told
+    return found
 
 
 def _finite(number: float) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from extproc.core.policy import Kind, Pacing, Upstream, WhenBusy
 from extproc.core.refusal import Reason
+from extproc.shapes import Binding
 from extproc.telemetry.keys import parts_of
 from extproc.telemetry.seen import Seen
 from extproc.telemetry.words import clean, key_words
@@ -29,7 +30,7 @@ OWN_SETTINGS = {
 Line = Mapping[str, Any]
 
 
-def bindings(seen: Seen) -> list[dict[str, Any]]:
+def bindings(seen: Seen) -> list[Binding]:
     """What binds now, the best lane first; callers' own limits, by how many they refused, behind them."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in seen.standing["lines"]:
@@ -38,11 +39,11 @@ def bindings(seen: Seen) -> list[dict[str, Any]]:
     found = [_waits(seen, lane, key, lines) for (lane, key), lines in groups.items()]
     found += _paused(seen)
     ranks = {name: lane.rank for name, lane in seen.policy.lanes.items()}
-    found.sort(key=lambda one: (ranks.get(one["lane"], len(ranks)), -one["waiting"]))
+    found.sort(key=lambda one: (ranks.get(one["lane"] or "", len(ranks)), -one["waiting"]))
     return [*found, *_own(seen)][:MOST]
 
 
-def _waits(seen: Seen, lane: str, key: str, lines: list[Line]) -> dict[str, Any]:
+def _waits(seen: Seen, lane: str, key: str, lines: list[Line]) -> Binding:
     waiting = sum(line["requests"] for line in lines)
     next_s = min((line["next_s"] for line in lines if line["next_s"] is not None), default=None)
     line = max(lines, key=lambda one: one["requests"])
@@ -185,7 +186,7 @@ def _chain(seen: Seen, key: str, line: Line) -> str:
     return f"{', '.join(shut)} of its chain {'is' if len(shut) == 1 else 'are'} away" if shut else ""
 
 
-def _paused(seen: Seen) -> Iterator[dict[str, Any]]:
+def _paused(seen: Seen) -> Iterator[Binding]:
     for name, backlog in seen.state["waiting"].items():
         if seen.lever("lanes", name, "paused") and backlog["requests"]:
             until = seen.levers["lanes"][name].get("until")
@@ -199,7 +200,7 @@ def _paused(seen: Seen) -> Iterator[dict[str, Any]]:
             }
 
 
-def _own(seen: Seen) -> Iterable[dict[str, Any]]:
+def _own(seen: Seen) -> Iterable[Binding]:
     """Callers' own limits that refused somebody in the last minutes."""
     for (reason, tenant), many in seen.history.own_limits().most_common(5):
         limit = OWN_SETTINGS[Reason(reason)]

@@ -19,21 +19,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from extproc.core import events
 from extproc.core.refusal import Reason
 from extproc.core.request import Request
+from extproc.shapes import RequestState
 
-__all__ = ["Dossier", "Dossiers", "State", "failed_for", "name_of"]
+__all__ = ["Dossier", "Dossiers", "failed_for", "name_of"]
 
 T = TypeVar("T")
 E = TypeVar("E", events.Queued, events.Waited, events.Admitted, events.Refused, events.Left, events.Settled, Any)
-
-State = Literal["arriving", "waiting", "running", "served", "failed", "refused", "left", "unknown"]
-"""How a request stands. failed: no upstream answered, or its answer was none, or broke off. left: its client did not
-wait for the decision, or for the answer. unknown: it was let go, and nobody told what became of it.
-"""
 
 LONGEST_ID = 128
 """Characters of a name that are kept."""
@@ -126,7 +122,7 @@ class Dossier:
         return failed.following if failed else admitted.order[0]
 
     @property
-    def state(self) -> State:
+    def state(self) -> RequestState:
         """How it stands."""
         settled = self.last(events.Settled)
         if settled is not None:
@@ -299,7 +295,7 @@ def _fitted(event: E, request: Request | None) -> E:
     return event if request is None or event.request is request else replace(event, request=request)
 
 
-def _outcome(settled: events.Settled) -> State:
+def _outcome(settled: events.Settled) -> RequestState:
     if settled.lost:
         return "unknown"
     if settled.client_gone:

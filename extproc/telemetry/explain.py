@@ -18,6 +18,7 @@ from typing import Any
 from extproc.core import events
 from extproc.core.refusal import Reason
 from extproc.core.request import Endpoint, Request, Size, Usage
+from extproc.shapes import Row
 from extproc.telemetry.dossiers import Dossier
 from extproc.telemetry.sampling import parent_of
 from extproc.telemetry.story import told
@@ -88,11 +89,11 @@ def explain(
     return known
 
 
-def summary(dossier: Dossier, now: float | None = None) -> dict[str, Any]:
+def summary(dossier: Dossier, now: float | None = None) -> Row:
     """One line of a list: what it was, and what became of it. now: as for `explain`."""
     settled = dossier.last(events.Settled)
     usage = settled.usage if settled else None
-    line: dict[str, Any] = plain(
+    line: Row = plain(
         {
             "id": dossier.id,
             "ticket": dossier.ticket,

@@ -17,7 +17,9 @@ from time import monotonic, time
 from typing import Any
 
 from extproc.core import events
+from extproc.core.breaker import State
 from extproc.core.refusal import Reason
+from extproc.shapes import Hour, LaneHour, UpstreamHour
 from extproc.telemetry.keys import parts_of
 
 __all__ = ["RATE_S", "RECENT_S", "STEP_S", "Counts", "History", "percentile"]
@@ -41,9 +43,11 @@ CALLERS = OWN | {
     Reason.NOT_FOUND,
 }  # fmt: skip
 """Reasons that the caller itself brought about: they say nothing of how a lane is served."""
-LANE_COLUMNS = ("waiting", "admitted", "refused", "wait_p95_s")
-UPSTREAM_COLUMNS = ("tokens_per_s", "errors", "level", "state")
 
+LaneStep = tuple[int, float, float, float | None]
+"""Waiting, admitted, refused, 95th percentile of waits in seconds."""
+UpstreamStep = tuple[float, float, float | None, State]
+"""Tokens per second, failed attempts, level of the emptiest bucket (0..1), state of the breaker."""
 Classes = dict[int, int]
 """How many fell into each class of `BOUNDS_S`."""
 
@@ -103,10 +107,8 @@ class Step:
     """What a chart shows of one step. at: its end, on the clock."""
 
     at: float
-    lanes: dict[str, tuple[int, float, float, float | None]]
-    """Waiting, admitted, refused, 95th percentile of waits in seconds."""
-    upstreams: dict[str, tuple[float, float, float | None, str]]
-    """Tokens per second, failed attempts, level of the emptiest bucket (0..1), state of the breaker."""
+    lanes: dict[str, LaneStep]
+    upstreams: dict[str, UpstreamStep]
     refused: dict[str, float]
 
 
@@ -174,7 +176,7 @@ class History:
                 round(counts.rate(before, "tokens", name) or 0.0, 3),
                 _grown(counts.errors, before.errors, name),
                 fills.get(name),
-                str(breaker["state"]),
+                State(breaker["state"]),
             )
             for name, breaker in state["breakers"].items()
         }
@@ -214,7 +216,7 @@ class History:
             total.update(heard.own)
         return total
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> Hour:
         """The last hour as columns, for charts. Gaps are None: what was not there yet.
 
         Times go by what the wall says now: one that was set back or forth in this hour bends no chart.
@@ -226,10 +228,8 @@ class History:
         return {
             "step_s": STEP_S,
             "at": [round(step.at + epoch, 3) for step in steps],
-            "lanes": {name: _columns(LANE_COLUMNS, [step.lanes.get(name) for step in steps]) for name in lanes},
-            "upstreams": {
-                name: _columns(UPSTREAM_COLUMNS, [step.upstreams.get(name) for step in steps]) for name in upstreams
-            },
+            "lanes": {name: _lane([step.lanes.get(name) for step in steps]) for name in lanes},
+            "upstreams": {name: _upstream([step.upstreams.get(name) for step in steps]) for name in upstreams},
             "refused": {name: [step.refused.get(name, 0) for step in steps] for name in reasons},
         }
 
@@ -303,5 +303,19 @@ def _fills(counters: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _columns(names: Sequence[str], rows: Sequence[tuple[Any, ...] | None]) -> dict[str, list[Any]]:
-    return {name: [None if row is None else row[at] for row in rows] for at, name in enumerate(names)}
+def _lane(rows: Sequence[LaneStep | None]) -> LaneHour:
+    return {
+        "waiting": [row and row[0] for row in rows],
+        "admitted": [row and row[1] for row in rows],
+        "refused": [row and row[2] for row in rows],
+        "wait_p95_s": [row and row[3] for row in rows],
+    }
+
+
+def _upstream(rows: Sequence[UpstreamStep | None]) -> UpstreamHour:
+    return {
+        "tokens_per_s": [row and row[0] for row in rows],
+        "errors": [row and row[1] for row in rows],
+        "level": [row and row[2] for row in rows],
+        "state": [row and row[3] for row in rows],
+    }

@@ -10,6 +10,7 @@ from typing import Any
 from extproc.core.events import Event
 from extproc.core.request import Request
 from extproc.settings import Settings
+from extproc.shapes import Metered, Use
 from extproc.telemetry.conventions import Conventions
 from extproc.telemetry.heaviest import Row
 from extproc.telemetry.measures import Measures
@@ -53,15 +54,17 @@ class Meter:
         """Go by other settings from now on: models may have come or gone."""
         self.measures.follow(Conventions.of(settings))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Metered:
         """How the process does; the tenants and sessions that used most of late, and all others; as plain data."""
         tenants, sessions = self.measures.tenants.told(), self.measures.sessions.told()
-        rest = {"tenants": self.measures.tenants.rest(tenants), "sessions": self.measures.sessions.rest(sessions)}
         return {
             "process": self.process.state(),
             "tenants": [{"name": name, **_plain(row)} for name, row in tenants],
             "sessions": [{"tenant": tenant, "id": session, **_plain(row)} for (tenant, session), row in sessions],
-            "rest": {of: _plain(row) for of, row in rest.items()},
+            "rest": {
+                "tenants": _plain(self.measures.tenants.rest(tenants)),
+                "sessions": _plain(self.measures.sessions.rest(sessions)),
+            },
         }
 
     def start(self, state: Callable[[], Mapping[str, Any]]) -> None:
@@ -94,5 +97,5 @@ class Meter:
             await asyncio.to_thread(push.shutdown, LAST_S)
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: Row) -> Use:
     return {"requests": row.requests, "tokens": row.tokens, "usd": round(row.usd, 6), "refused": row.refused}

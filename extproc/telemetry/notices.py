@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from extproc.core.runbook import Runbook
+from extproc.shapes import Level, Notice
 from extproc.telemetry.seen import PRESSURE, Seen
 from extproc.telemetry.words import key_words, seconds
 
@@ -27,8 +28,6 @@ DRIFT = 0.8, 1.25
 LAG_S = 0.25
 GRAVE = {"terminal": "its account has no credit", "credential": "it refuses our key"}
 
-Notice = dict[str, Any]
-
 
 def notices(seen: Seen) -> list[Notice]:
     """All that is to be told. since: in epoch seconds, None where that is not known."""
@@ -46,12 +45,16 @@ def _some(found: Iterator[Notice]) -> list[Notice]:
     every = list(found)
     if len(every) <= MOST_OF_A_KIND:
         return every
-    rest = {**every[MOST_OF_A_KIND], "text": f"and {len(every) - MOST_OF_A_KIND} more like these", "since": None}
+    rest: Notice = {
+        **every[MOST_OF_A_KIND],
+        "text": f"and {len(every) - MOST_OF_A_KIND} more like these",
+        "since": None,
+    }
     return [*every[:MOST_OF_A_KIND], rest]
 
 
-def _notice(level: str, text: str, runbook: Runbook, since: float | None = None) -> Notice:
-    return {"level": level, "text": text, "since": since, "runbook": str(runbook)}
+def _notice(level: Level, text: str, runbook: Runbook, since: float | None = None) -> Notice:
+    return {"level": level, "text": text, "since": since, "runbook": runbook}
 
 
 def _requests(many: float) -> str:
@@ -84,7 +87,7 @@ def _breakers(seen: Seen) -> Iterator[Notice]:
             continue
         why = GRAVE.get(str(sign)) or (f"sign: {sign}" if sign else "")
         rests = f", tried again in {breaker['rests_s']:.0f} s" if breaker.get("rests_s") else ""
-        level = "error" if sign in GRAVE else "info" if state == "ramping" else "warning"
+        level: Level = "error" if sign in GRAVE else "info" if state == "ramping" else "warning"
         text = f"{name}: breaker {state.replace('_', ' ')}{f' ({why})' if why else ''}{rests}"
         yield _notice(level, text, Runbook.BREAKER_OPEN, _moved_at(seen, name))
 
@@ -163,7 +166,7 @@ def _paced(seen: Seen) -> Iterator[Notice]:
             for what in ("paced", "served", "errors")
         )
         if paced:
-            level = "warning" if paced >= PACED * (served + errors) else "info"
+            level: Level = "warning" if paced >= PACED * (served + errors) else "info"
             text = f"{name} refused {paced:.0f} of {served + errors:.0f} attempts for speed (429) in five minutes"
             yield _notice(level, text, Runbook.PROVIDER_REFUSES)
 
@@ -179,7 +182,7 @@ def _budgets(seen: Seen) -> Iterator[Notice]:
     for key, counter in seen.state["counters"].items():
         limit = counter.get("budget")
         if limit and not counter.get("shadow") and counter["spent"] >= SPENT * limit:
-            level = "error" if counter["spent"] >= limit else "warning"
+            level: Level = "error" if counter["spent"] >= limit else "warning"
             text = f"{counter['spent'] / limit:.0%} used of {key_words(key)} (${limit:,.2f})"
             yield _notice(level, text, Runbook.BUDGET)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from extproc.core.policy import Upstream
+from extproc.core import policy
+from extproc.core.refusal import Reason
+from extproc.shapes import Binding, Bucket, Kv, Lane, Overview, Refusal, Row, Status, Tenant, TenantUse, Upstream
 from extproc.telemetry.binding import bindings
 from extproc.telemetry.history import percentile
 from extproc.telemetry.keys import parts_of
@@ -23,7 +25,7 @@ SHED_S = 30.0
 MOST_RECENT = 30
 
 
-def overview(seen: Seen) -> dict[str, Any]:
+def overview(seen: Seen) -> Overview:
     """Times in seconds, `at` and `since` in epoch seconds. Rates of the last ten seconds; of dollars, five minutes."""
     state = seen.state
     binding, buckets = bindings(seen), _buckets(state["counters"])
@@ -49,7 +51,7 @@ def overview(seen: Seen) -> dict[str, Any]:
     }
 
 
-def status(seen: Seen) -> str:
+def status(seen: Seen) -> Status:
     """The one word for it, the gravest that is true."""
     routes = seen.policy.routes
     if seen.draining:
@@ -63,17 +65,21 @@ def status(seen: Seen) -> str:
     return "waiting" if any(backlog["requests"] for backlog in seen.state["waiting"].values()) else "ok"
 
 
-def _lane(seen: Seen, name: str, binding: list[dict[str, Any]]) -> dict[str, Any]:
+def _lane(seen: Seen, name: str, binding: list[Binding]) -> Lane:
     backlog, rule, waits = seen.state["waiting"][name], seen.policy.lanes.get(name), seen.history.waits(name)
     lines = [line for line in seen.standing["lines"] if line["lane"] == name]
     longest = max(lines, key=lambda line: line["requests"], default=None)
     return {
         "name": name,
         "rank": rule.rank if rule else None,
-        **{unit: backlog[unit] for unit in ("requests", "tokens", "bytes")},
+        "requests": backlog["requests"],
+        "tokens": backlog["tokens"],
+        "bytes": backlog["bytes"],
         "oldest_s": seen.state["lanes"].get(name, {}).get("oldest_s"),
         "predicted_s": 0.0 if longest is None and not backlog["requests"] else longest and longest["newcomer_s"],
-        **{f"wait_p{share}_s": percentile(waits, share / 100) for share in (50, 95, 99)},
+        "wait_p50_s": percentile(waits, 0.5),
+        "wait_p95_s": percentile(waits, 0.95),
+        "wait_p99_s": percentile(waits, 0.99),
         "admitted_per_s": _per_s(seen, "admitted", name),
         "refused_per_s": _per_s(seen, "refused_of", name),
         "binding": next((one["key"] for one in binding if one["lane"] == name), None),
@@ -83,7 +89,7 @@ def _lane(seen: Seen, name: str, binding: list[dict[str, Any]]) -> dict[str, Any
     }
 
 
-def _upstream(seen: Seen, upstream: Upstream, buckets: list[dict[str, Any]]) -> dict[str, Any]:
+def _upstream(seen: Seen, upstream: policy.Upstream, buckets: list[Bucket]) -> Upstream:
     name, counters = upstream.name, seen.state["counters"]
     breaker, slots = seen.state["breakers"].get(name, {}), counters.get(f"upstream/{name}/slots", {})
     usd = seen.now.rate(seen.minutes, "usd", name)
@@ -113,45 +119,51 @@ def _per_s(seen: Seen, what: str, name: str) -> float | None:
     return None if rate is None else round(rate, 3)
 
 
-def _buckets(counters: Mapping[str, Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def _buckets(counters: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Bucket]]:
     """Those of each upstream."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[Bucket]] = {}
     for key, counter in counters.items():
         if "capacity" in counter and key.startswith("upstream/"):
             found.setdefault(parts_of(key).name, []).append(_bucket(key, counter))
     return found
 
 
-def _bucket(key: str, counter: Mapping[str, Any]) -> dict[str, Any]:
-    told = {name: counter[name] for name in ("level", "capacity", "per_second")}
-    kept = {"closed_s": counter.get("closed_s"), "shadow": counter.get("shadow", False)}
-    return {"key": key, "kind": parts_of(key).kind, **told, **kept}
+def _bucket(key: str, counter: Mapping[str, Any]) -> Bucket:
+    return {
+        "key": key,
+        "kind": parts_of(key).kind,
+        "level": counter["level"],
+        "capacity": counter["capacity"],
+        "per_second": counter["per_second"],
+        "closed_s": counter.get("closed_s"),
+        "shadow": counter.get("shadow", False),
+    }
 
 
-def _kv(counter: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _kv(counter: Mapping[str, Any] | None) -> Kv | None:
     if counter is None:
         return None
     return {"saturation": counter["saturation"], "fill": counter["fill"], "stale_s": counter.get("stale_s")}
 
 
-def _tenants(seen: Seen) -> list[dict[str, Any]] | None:
-    known = seen.state.get("tenants")
+def _tenants(seen: Seen) -> list[Tenant] | None:
+    known: list[TenantUse] | None = seen.state.get("tenants")
     if known is None:
         return None
     return [{**one, "waiting": seen.standing["tenants"].get(one["name"], 0)} for one in known]
 
 
-def _request(seen: Seen, row: Mapping[str, Any]) -> dict[str, Any]:
+def _request(seen: Seen, row: Row) -> Row:
     """Who waits has waited until now."""
-    return {**row, **({"waited_s": round(seen.at - row["at"], 3)} if row["state"] == "waiting" else {})}
+    return {**row, "waited_s": round(seen.at - row["at"], 3)} if row["state"] == "waiting" else row
 
 
-def _refusals(seen: Seen) -> list[dict[str, Any]]:
+def _refusals(seen: Seen) -> list[Refusal]:
     """By reason, the most frequent of the last five minutes first."""
     now, then = seen.now.refused, seen.minutes.refused
-    found = [
+    found: list[Refusal] = [
         {
-            "reason": str(reason),
+            "reason": Reason(reason),
             "count_5m": int(now.get(reason, 0) - then.get(reason, 0)),
             "last_at": round(last.at, 3),
             "ids": list(reversed(last.ids)),

@@ -9,8 +9,8 @@ import time
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
+from extproc import shapes
 from extproc.telemetry.catalog import BY_NAME
 from extproc.telemetry.distribution import Distribution
 
@@ -50,7 +50,7 @@ class Process:
             self._began, self._worst_before, self._worst = now, self._worst, 0.0
         self._worst = max(self._worst, seconds)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> shapes.Process:
         """All of it as plain data, in seconds, bytes and numbers. What cannot be read is None.
 
         loop_lag_s: the worst of the last minute or two.

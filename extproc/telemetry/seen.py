@@ -8,6 +8,7 @@ from typing import Any
 
 from extproc.core.policy import Policy
 from extproc.core.refusal import Reason
+from extproc.shapes import Row
 from extproc.telemetry.history import RECENT_S, Counts, History
 
 __all__ = ["PRESSURE", "Seen"]
@@ -30,7 +31,7 @@ class Seen:
     standing: Mapping[str, Any]
     policy: Policy
     history: History
-    recent: Sequence[Mapping[str, Any]] | None = None
+    recent: Sequence[Row] | None = None
     now: Counts = field(init=False)
     lately: Counts = field(init=False)
     """Counted some ten seconds ago."""

@@ -8,6 +8,7 @@ from math import inf
 from time import time
 from typing import Any
 
+from extproc import shapes
 from extproc.core import events
 from extproc.core.breaker import Outcome
 from extproc.telemetry.dossiers import failed_for
@@ -77,7 +78,7 @@ class Tally:
             case _:
                 self._of_limits(event)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> shapes.Tally:
         """All counts as plain data."""
         names = (
             "admitted", "queued", "refused", "failed", "served", "failed_attempts", "paced", "tokens", "overshot",
@@ -87,7 +88,9 @@ class Tally:
         counts: dict[str, Any] = {name: dict(getattr(self, name)) for name in names}
         counts["forecasts"] = {lane: dict(ratios) for lane, ratios in self.forecasts.items()}
         totals = ("settled", "unknown_usage", "unpriced", "client_gone", "waited_s")
-        return counts | {name: getattr(self, name) for name in totals} | {"alerts": list(self.alerts)}
+        told: Any = counts | {name: getattr(self, name) for name in totals} | {"alerts": list(self.alerts)}
+        snapshot: shapes.Tally = told
+        return snapshot
 
     def _alert(self, event: events.BreakerMoved | events.SizesMoved | events.BudgetUsed) -> None:
         """Every transition of late, and what of budgets is used, as it was told, newest last."""

@@ -245,12 +245,12 @@ async def test_one_overview_serves_all_and_only_while_somebody_watches() -> None
         opened = [await http.send(http.build_request("GET", "/api/v1/stream"), stream=True) for _ in range(10)]
         assert {each.headers["content-type"] for each in opened} == {"text/event-stream; charset=utf-8"}
         lines = [each.aiter_lines() for each in opened]
-        first = [(await event(each))["made"] for each in lines]
+        first = [(await event(each))["uptime_s"] for each in lines]
         assert first[0] == 1
-        seen = [(await event(each))["made"] for each in lines]
+        seen = [(await event(each))["uptime_s"] for each in lines]
         assert all(was < now for was, now in zip(first, seen, strict=True))
         assert max(*first, *seen) <= world.overviews <= 2 + 2 * (time.monotonic() - began) / stream.EVERY_S
-        assert (await http.get("/api/v1/overview")).json()["made"] <= world.overviews
+        assert (await http.get("/api/v1/overview")).json()["uptime_s"] <= world.overviews
         for each in opened:
             await each.aclose()
         assert console._overviews is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -16,9 +17,21 @@ from extproc.console.server import Console, serve
 from extproc.console.sources import Data, Sources
 from extproc.settings import AdminSettings
 from extproc.stack import free_ports
+from tests.telemetry.metrics_world import told
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 REQUEST = "5f0c1a9e-7c0b-4b7e-9d52-0d4c2f9b6a11"
+OVERVIEWS = Path(__file__).parent / "overviews"
+STATE = told()
+HOUR = {
+    "step_s": 10.0,
+    "at": [10.5, 20.5],
+    "lanes": {"P1": {"waiting": [None, 3], "admitted": [None, 5], "refused": [None, 1], "wait_p95_s": [None, 0.5]}},
+    "upstreams": {
+        "a": {"tokens_per_s": [0.0, 3.5], "errors": [0, 1], "level": [None, 0.5], "state": ["closed", "open"]}
+    },
+    "refused": {"lane_full": [0, 1]},
+}
 PROOF = {"authorization": f"Bearer {TOKEN}"}
 
 
@@ -33,6 +46,7 @@ class Levers:
         self.bypassed = False
         self.draining = False
         self.broken: Exception | None = None
+        self.takes_s = 0.0
 
     def state(self) -> Data:
         return {
@@ -46,6 +60,7 @@ class Levers:
     async def _do(self, *what: Any) -> None:
         if self.broken is not None:
             raise self.broken
+        await asyncio.sleep(self.takes_s)
         self.done.append(what)
 
     def _lane(self, lane: str) -> None:
@@ -159,7 +174,7 @@ class World:
         self.levers, self.sessions = Levers(), Sessions()
         self.log: Data = {"level": "warning", "slow_s": 10.0, "sample": 1.0}
         self.overviews = 0
-        self.told: Data = {"status": "ok"}
+        self.told: dict[str, Any] = json.loads((OVERVIEWS / "calm.json").read_text())
         self.asked: list[Data] = []
         self.broken, self.failed = False, 0
 
@@ -168,20 +183,24 @@ class World:
             self.failed += 1
             raise RuntimeError("no overview")
         self.overviews += 1
-        return {**self.told, "made": self.overviews}
+        return {**self.told, "uptime_s": self.overviews}
 
     def requests(self, **wanted: Any) -> list[Data]:
         self.asked.append(wanted)
-        return [{"id": REQUEST, "tenant": "<b>", "state": "refused"}][: wanted["limit"]]
+        row = {
+            "id": REQUEST, "ticket": "t-1", "at": 1.5, "tenant": "<b>", "lane": "P1", "model": "gpt-5", "upstream": "",
+            "state": "refused", "reason": "lane_full", "waited_s": 0.25, "tokens": 100,
+        }  # fmt: skip
+        return [row][: wanted["limit"]]
 
     def sources(self) -> Sources:
         return Sources(
-            state=lambda: {"waiting": {}},
+            state=lambda: STATE,
             metrics=Pages(),
             sessions=self.sessions,
             operations=self.levers,
             overview=self.overview,
-            history=lambda: {"step_s": 10, "at": []},
+            history=lambda: HOUR,
             requests=self.requests,
             explain=lambda name: {"id": name} if name == REQUEST else None,
             config=lambda: {"observe": 0.0},

@@ -93,6 +93,7 @@ def told(beside: Meter | None = None, **more: Any) -> dict[str, Any]:
             "backup": closed,
             "local": closed,
         },
+        "pacing": {"upstream/primary/*/total": {"share": 0.9, "paused_s": 1.5, "limit": 600, "others_per_s": 1.0}},
         "flying": 7,
         "unsettled": 8,
         "draining": False,
