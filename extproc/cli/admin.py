@@ -12,12 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from extproc.cli.reaching import AsJson, Reached, reaching, show
+from extproc.cli.reaching import CODES, AsJson, Reached, reaching, show
 from extproc.console.terminal import harmless
 
 __all__ = ["admin", "levers_told", "seconds"]
 
-admin = typer.Typer(no_args_is_help=True, help="Look at what operators have moved in a running Tidegate, and move it.")
+admin = typer.Typer(
+    no_args_is_help=True, help="Look at what operators have moved in a running Tidegate, and move it.", epilog=CODES
+)
 
 V1 = "/api/v1"
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}

@@ -22,8 +22,13 @@ from extproc.settings import Settings
 if TYPE_CHECKING:
     from extproc.console.asking import Access
 
-__all__ = ["AsJson", "Reached", "reaching", "show"]
+__all__ = ["CODES", "AsJson", "Reached", "reaching", "show"]
 
+CODES = (
+    "Ends with 0 when it is done, 1 when it was refused and not done, 2 when the command makes no sense, 3 when no "
+    "Tidegate answers and nothing was done, 4 when it may have been done but nobody told: see `audit` and `show` then."
+)
+"""Exit statuses, as told to who asks for help; see console.asking."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print all of the answer, as JSON.")]
 
 
@@ -79,7 +84,7 @@ def _reached(
 def reaching(function: Callable[..., None]) -> Callable[..., None]:
     """A command that has the options of `_reached` behind its own; the function gets what they lead to, first.
 
-    Why the console did not do what was asked is told on stderr, with exit status 1.
+    Why the console did not do what was asked is told on stderr; for its exit status see CODES.
     """
     shared = inspect.signature(_reached, eval_str=True).parameters
     own = [*inspect.signature(function, eval_str=True).parameters.values()][1:]
@@ -92,7 +97,7 @@ def reaching(function: Callable[..., None]) -> Callable[..., None]:
             function(_reached(**{name: given.pop(name) for name in shared}), **given)
         except ConsoleError as error:
             typer.echo(harmless(str(error)), err=True)
-            raise typer.Exit(1) from None
+            raise typer.Exit(error.code) from None
 
     parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*own, *shared.values())]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

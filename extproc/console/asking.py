@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -18,16 +18,35 @@ from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, 
 from extproc.console.proof import TokenError, on_loopback, read_token
 from extproc.settings import Settings
 
-__all__ = ["Access", "ConsoleError", "access", "ask", "fetch", "quoted"]
+__all__ = ["Access", "AwayError", "ConsoleError", "UnknownError", "access", "ask", "fetch", "quoted"]
 
-TIMEOUT_S = 5.0
+READ_S, ACT_S = 5.0, 30.0
+"""So long an answer is waited for: to who looks, and to who acts, which may mean that many others have to go first."""
 TOKEN_VARIABLE = "TIDEGATE_TOKEN"  # noqa: S105 - the name of a variable
+MAYBE = "it may have been done all the same; see `tidegate admin audit`, and `tidegate admin show` for what is moved"
 MADE = "run/admin.token"
 """Where `tidegate up` leaves a token, seen from where it was started, if its config names none."""
 
 
 class ConsoleError(Exception):
-    """Why the console of a running Tidegate did not do what was asked, in words for who asked."""
+    """Why the console of a running Tidegate did not do what was asked, in words for who asked.
+
+    code: what a command ends with for it.
+    """
+
+    code = 1
+
+
+class AwayError(ConsoleError):
+    """There is no Tidegate, or it does not answer; nothing was done."""
+
+    code = 3
+
+
+class UnknownError(ConsoleError):
+    """What was asked for may have been done, or not, or in part: nobody told."""
+
+    code = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,35 +127,61 @@ def quoted(name: str) -> str:
 
 
 def ask(
-    access: Access, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = TIMEOUT_S
+    access: Access, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None
 ) -> Any:
-    """What the console answers, as plain data. ConsoleError tells why not."""
+    """What the console answers, as plain data. ConsoleError tells why not, and what is known of what was to be done."""
     answer = fetch(access, method, path, body, timeout_s)
     try:
         return json.loads(answer)
     except ValueError as error:
-        raise ConsoleError(f"no Tidegate answers at {access.console}: {error}") from None
+        raise AwayError(f"no Tidegate answers at {access.console}: {error}") from None
 
 
 def fetch(
-    access: Access, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = TIMEOUT_S
+    access: Access, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None
 ) -> bytes:
-    """The same as it came."""
+    """The same as it came. timeout_s: see READ_S where there is none."""
     headers = {"content-type": "application/json"} if body is not None else {}
     if access.token:
         headers["authorization"] = f"Bearer {access.token}"
     data = json.dumps(body).encode() if body is not None else None
     request = Request(access.url + path, data, headers, method=method)  # noqa: S310 - http or https
+    patience_s = timeout_s or (READ_S if method == "GET" else ACT_S)
     try:
-        with _opener(access).open(request, timeout=timeout_s) as response:
+        with _opener(access).open(request, timeout=patience_s) as response:
             return bytes(response.read())
     except HTTPError as error:
-        raise ConsoleError(_said(error, access)) from None
+        raise _refused(error, access, method) from None
     except (URLError, OSError, HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        unknown = isinstance(reason, ssl.SSLCertVerificationError) and access.ca_file is None
-        help_ = " (--ca-file says whose certificates to trust)" if unknown else ""
-        raise ConsoleError(f"no Tidegate answers at {access.console}: {reason}{help_}") from None
+        if method != "GET" and _was_sent(error):
+            raise UnknownError(f"{access.console} {_silence(error, patience_s)}: {MAYBE}") from None
+        raise AwayError(_away(error, access, patience_s)) from None
+
+
+def _was_sent(error: Exception) -> bool:
+    """Whether a whole request may have reached somebody who did not answer it.
+
+    What fails before that is told as URLError, or is a fault of ours; who answers something else than HTTP is no
+    Tidegate; and an alert of TLS, which may come late, says that nobody was let in.
+    """
+    if isinstance(error, ssl.SSLError):
+        return isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+    return isinstance(error, OSError | IncompleteRead) and not isinstance(error, URLError)
+
+
+def _silence(error: Exception, patience_s: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"did not answer within {patience_s:g} s"
+    return f"broke off before it answered ({str(error).rstrip('.') or type(error).__name__})"
+
+
+def _away(error: Exception, access: Access, patience_s: float) -> str:
+    reason = getattr(error, "reason", None) or error
+    if isinstance(reason, TimeoutError):
+        return f"no Tidegate answers at {access.console} within {patience_s:g} s"
+    unknown = isinstance(reason, ssl.SSLCertVerificationError) and access.ca_file is None
+    help_ = " (--ca-file says whose certificates to trust)" if unknown else ""
+    return f"no Tidegate answers at {access.console}: {reason}{help_}"
 
 
 def _opener(access: Access) -> OpenerDirector:
@@ -164,6 +209,14 @@ def _named(*files: str | None) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConsoleError(f"{', '.join(filter(None, files))}: {error.strerror or error}") from None
+
+
+def _refused(error: HTTPError, access: Access, method: str) -> ConsoleError:
+    """An answer that is no good one. What failed in the middle may have been done in part."""
+    said = _said(error, access)
+    if method != "GET" and error.code >= 500 and error.code != 503:  # noqa: PLR2004 - HTTP
+        return UnknownError(f"{said}: {MAYBE}")
+    return ConsoleError(said)
 
 
 def _said(error: HTTPError, access: Access) -> str:

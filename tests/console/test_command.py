@@ -125,13 +125,11 @@ def test_where_the_token_is_from(here: Here, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_done_is_one_line(here: Here) -> None:
-    """An unknown lane, a value that cannot be, a console that is not there, a time that is none."""
+    """An unknown lane, a value that cannot be, a time that is none."""
     for words, why in (
         (["pause", "P/9"], "no such lane: P/9"),
         (["set", "lanes.P2.max_requests", "0"], "must be greater than 0"),
         (["revert", "never"], "no such change"),
-        (["show", "--console", "127.0.0.1:1"], "no Tidegate answers at 127.0.0.1:1"),
-        (["show", "--console", "https://127.0.0.1:1"], "no Tidegate answers"),
         (["pause", "\x1b[2J\u202e"], r"no such lane: \x1b[2J\u202e"),
     ):
         told = here.run(*words)

@@ -9,8 +9,6 @@ from extproc.console.asking import Access, ask, quoted
 
 __all__ = ["Console", "Remote"]
 
-ACT_S = 10.0
-
 
 class Console(Protocol):
     """What the terminal view needs. Each call blocks, and raises ConsoleError with words for who looks."""
@@ -52,4 +50,4 @@ class Remote:
 
     def act(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         """See `Console`."""
-        return ask(self._access, method, f"/api/v1/{path}", body, ACT_S)
+        return ask(self._access, method, f"/api/v1/{path}", body)
