@@ -57,6 +57,8 @@ class Stack:
     workers: int = 2
     environ: dict[str, str] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    patience_s: float = 2.0
+    """How long a page of one of the parts may take; what comes later is nothing."""
 
     @property
     def url(self) -> str:
@@ -160,7 +162,7 @@ class Stack:
 
     def state(self) -> dict[str, Any]:
         """The service's state page."""
-        text = _get(f"{self.console}/state", self.proof)
+        text = _get(f"{self.console}/state", self.proof, self.patience_s)
         return dict(json.loads(text)) if text else {}
 
     @property
@@ -171,7 +173,8 @@ class Stack:
     def record(self, name: str) -> dict[str, Any]:
         """What the fake provider `name` has seen."""
         upstream = self.fakes[name]
-        return dict(json.loads(_get(f"http://{upstream.host}:{upstream.port}/admin/record") or "{}"))
+        url = f"http://{upstream.host}:{upstream.port}/admin/record"
+        return dict(json.loads(_get(url, within_s=self.patience_s) or "{}"))
 
     def stop(self) -> None:
         """Stop all parts in order: the service drains, then Envoy, then the fakes."""
@@ -310,9 +313,10 @@ def _environment() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key != "TIDEGATE_PORT" and "TIDEGATE__" not in key}
 
 
-def _get(url: str, headers: dict[str, str] | None = None) -> str | None:
+def _get(url: str, headers: dict[str, str] | None = None, within_s: float = 2.0) -> str | None:
+    request = urllib.request.Request(url, headers=headers or {})  # noqa: S310 - ours
     try:
-        with _DIRECT.open(urllib.request.Request(url, headers=headers or {}), timeout=2) as response:  # noqa: S310 - ours
+        with _DIRECT.open(request, timeout=within_s) as response:
             return str(response.read().decode())
     except (OSError, urllib.error.URLError):
         return None

@@ -19,7 +19,7 @@ import aiohttp
 import httpx
 
 from extproc.stack import Stack
-from tests.e2e.conftest import books_balance, fill_buckets, settings_for
+from tests.e2e.conftest import PATIENCE_S, books_balance, fill_buckets, settings_for
 
 NEVER_OPENS: dict[str, Any] = {
     "failures": 100_000, "paced": 100_000, "errors": None, "slow": None, "malformed": None, "quarantine_s": None,
@@ -38,7 +38,7 @@ def running(folder: Path, *, full: bool = True, settled: bool = True, **override
     settings = settings_for(service=service, **overrides)
     if full:
         fill_buckets(settings)
-    with Stack(settings, folder, workers=1) as stack:
+    with Stack(settings, folder, workers=1, patience_s=PATIENCE_S) as stack:
         yield stack
         if settled:
             books_balance(stack)
@@ -46,7 +46,7 @@ def running(folder: Path, *, full: bool = True, settled: bool = True, **override
     assert not found, traceback
 
 
-def until(holds: Callable[[], Any], within_s: float = 8.0, every_s: float = 0.005) -> Any:
+def until(holds: Callable[[], Any], within_s: float = PATIENCE_S, every_s: float = 0.005) -> Any:
     """Poll until something is true, and return it."""
     end = time.monotonic() + within_s
     while not (found := holds()):
@@ -61,9 +61,10 @@ def waiting(stack: Stack) -> int:
 
 
 def forget(stack: Stack) -> None:
-    """Empty the records of all fakes."""
-    for upstream in stack.fakes.values():
-        httpx.delete(f"http://{upstream.host}:{upstream.port}/admin/record").raise_for_status()
+    """Empty the records of all fakes, once they have noticed who has left: what is in flight stays in a record."""
+    for name, upstream in stack.fakes.items():
+        until(lambda name=name: stack.record(name)["in_flight"] == 0)  # type: ignore[misc]
+        httpx.delete(f"{upstream.where}/admin/record", timeout=PATIENCE_S).raise_for_status()
 
 
 @contextlib.contextmanager
@@ -79,8 +80,8 @@ def emptied(stack: Stack, vendors: Mapping[str, Upstream]) -> Iterator[Stack]:
 
 def tell(stack: Stack, name: str, **changes: Any) -> None:
     """Change a fake's settings while it runs."""
-    upstream = stack.fakes[name]
-    httpx.post(f"http://{upstream.host}:{upstream.port}/admin/settings", json=changes).raise_for_status()
+    where = f"{stack.fakes[name].where}/admin/settings"
+    httpx.post(where, json=changes, timeout=PATIENCE_S).raise_for_status()
 
 
 # Bare HTTP/1.1, for what no library will send.
@@ -99,7 +100,7 @@ class Reply:
         return json.loads(self.body)
 
 
-def connect(stack: Stack, timeout_s: float = 10.0) -> socket.socket:
+def connect(stack: Stack, timeout_s: float = PATIENCE_S) -> socket.socket:
     """A bare connection to the gateway."""
     return socket.create_connection((stack.settings.gateway.address, stack.settings.gateway.port), timeout_s)
 

@@ -19,7 +19,7 @@ import pytest
 
 from extproc.fakes import text_of_tokens
 from extproc.stack import Stack
-from tests.e2e.conftest import books_balance, chat
+from tests.e2e.conftest import PATIENCE_S, books_balance, chat
 from tests.e2e.doubles import CHAT, PATIENT, Crowd, crowd, forget, running, tell, until
 
 CACHE = 100_000
@@ -74,7 +74,7 @@ def cache(stack: Stack, name: str = "vllm") -> dict[str, Any]:
     return dict(stack.state()["counters"][f"upstream/{name}/kv"])
 
 
-def until_told(stack: Stack, holds: Any, within_s: float = 8.0) -> dict[str, Any]:
+def until_told(stack: Stack, holds: Any, within_s: float = PATIENCE_S) -> dict[str, Any]:
     """The first of these that fits."""
     end = time.monotonic() + within_s
     while not holds(told := cache(stack)):
@@ -125,7 +125,7 @@ async def test_requests_wait_above_the_high_mark_and_go_on_below_the_low_one(vll
     async with crowd(vllm) as clients, busy(vllm, clients):
         await change(vllm, kv_usage=0.7)
         await told(vllm, lambda kv: kv["fill"] >= 0.7)
-        assert (await asyncio.wait_for(ask(clients), 3)).status == 200
+        assert (await asyncio.wait_for(ask(clients), PATIENCE_S)).status == 200
         await change(vllm, kv_usage=0.85)
         await told(vllm, lambda kv: (kv["saturation"] or 0) >= 1)
         held = ask(clients)
@@ -134,7 +134,7 @@ async def test_requests_wait_above_the_high_mark_and_go_on_below_the_low_one(vll
         await told(vllm, lambda kv: kv["fill"] < 0.75)
         assert await stays(held, 0.5)
         await change(vllm, kv_usage=0.55)
-        answer = await asyncio.wait_for(held, 3)
+        answer = await asyncio.wait_for(held, PATIENCE_S)
     assert answer.status == 200
     assert int(answer.headers["x-tidegate-queue-ms"]) >= 1000
 
@@ -145,15 +145,15 @@ async def test_each_lane_has_its_own_marks(vllm: Stack) -> None:
         await change(vllm, kv_usage=0.75)
         await told(vllm, lambda kv: kv["fill"] >= 0.75)
         batch = ask(clients, "P2")
-        assert [(await asyncio.wait_for(ask(clients, lane), 3)).status for lane in ("P0", "P1")] == [200, 200]
+        assert [(await asyncio.wait_for(ask(clients, lane), PATIENCE_S)).status for lane in ("P0", "P1")] == [200, 200]
         assert await stays(batch, 0.3)
         await change(vllm, kv_usage=0.85)
         await told(vllm, lambda kv: kv["fill"] >= 0.85)
         api = ask(clients, "P1")
-        assert (await asyncio.wait_for(ask(clients, "P0"), 3)).status == 200
+        assert (await asyncio.wait_for(ask(clients, "P0"), PATIENCE_S)).status == 200
         assert await stays(api, 0.3)
         await change(vllm, kv_usage=0.4)
-        assert [(await asyncio.wait_for(task, 3)).status for task in (batch, api)] == [200, 200]
+        assert [(await asyncio.wait_for(task, PATIENCE_S)).status for task in (batch, api)] == [200, 200]
 
 
 @pytest.mark.parametrize("how", ["missing", "garbage", "slow", "percent"])
@@ -169,9 +169,9 @@ async def test_without_metrics_a_trickle_goes_until_they_are_back(vllm: Stack, h
         assert 3 <= gone <= TRICKLE_RPS * seconds + 2
         mended = time.monotonic()
         await change(vllm, metrics="told", kv_usage=None)
-        answers = await asyncio.wait_for(asyncio.gather(*asks), 5)
+        answers = await asyncio.wait_for(asyncio.gather(*asks), PATIENCE_S)
         assert [answer.status for answer in answers] == [200] * 20
-        assert time.monotonic() - mended < 3.0
+        assert time.monotonic() - mended < 0.8 * (20 - gone) / TRICKLE_RPS, "no trickle any more"
 
 
 async def test_a_page_that_stands_still_neither_stops_nor_floods(vllm: Stack) -> None:
@@ -183,7 +183,7 @@ async def test_a_page_that_stands_still_neither_stops_nor_floods(vllm: Stack) ->
         held = ask(clients)
         assert await stays(held, 0.3)
         await told(vllm, lambda kv: kv["saturation"] is None)
-        assert (await asyncio.wait_for(held, 3)).status == 200
+        assert (await asyncio.wait_for(held, PATIENCE_S)).status == 200
 
 
 async def test_one_request_that_is_larger_than_the_mark_goes_when_nothing_else_runs(vllm: Stack) -> None:
@@ -192,24 +192,27 @@ async def test_one_request_that_is_larger_than_the_mark_goes_when_nothing_else_r
     await told(vllm, lambda kv: kv["cache"] == 10_000)
     large = text_of_tokens(9_500)
     async with crowd(vllm) as clients:
-        first = ask(clients, "P2", large, max_tokens=100)
+        queued = vllm.state()["tally"]["queued"].get("P2", 0)
+        first = ask(clients, "P2", large, max_tokens=400)
         await told(vllm, lambda kv: kv["requests"] == 1)
         second = ask(clients, "P2", large, max_tokens=10)
-        answers = await asyncio.wait_for(asyncio.gather(first, second), 10)
+        answers = await asyncio.wait_for(asyncio.gather(first, second), 2 * PATIENCE_S)
     assert [answer.status for answer in answers] == [200, 200]
-    assert int(answers[0].headers["x-tidegate-queue-ms"]) < 100
-    assert int(answers[1].headers["x-tidegate-queue-ms"]) >= 300
+    assert vllm.state()["tally"]["queued"]["P2"] == queued + 1, "the first did not wait, the second did"
+    one, other = vllm.record("vllm")["requests"]
+    assert other["admitted"] >= one["finished"]
     assert preemptions(await page(vllm)) == 0
 
 
 async def test_an_idle_pool_never_holds(vllm: Stack) -> None:
     """However long its page has not moved."""
+    queued = vllm.state()["tally"]["queued"]
     async with crowd(vllm) as clients:
         for lane in ("P2", "P0", "P1"):
             await asyncio.sleep(1.5 * STALE_S)
-            answer = await asyncio.wait_for(ask(clients, lane), 3)
+            answer = await asyncio.wait_for(ask(clients, lane), PATIENCE_S)
             assert answer.status == 200
-            assert int(answer.headers["x-tidegate-queue-ms"]) < 50
+    assert vllm.state()["tally"]["queued"] == queued
 
 
 @pytest.mark.parametrize(("lane", "priority"), [("P0", 200), ("P1", 100), ("P2", 0)])
@@ -242,10 +245,10 @@ def preemptions(text: str) -> float:
     )
 
 
-async def first_token_s(session: aiohttp.ClientSession, stack: Stack, lane: str, **more: Any) -> float:
-    """Seconds to the first byte of a streamed answer."""
+async def first_token_s(session: aiohttp.ClientSession, stack: Stack, model: str) -> float:
+    """Seconds to the first byte of a small streamed answer in P0."""
     began = time.monotonic()
-    body = chat(model="m", stream=True, **more)
+    body, lane = chat(model=model, stream=True, max_tokens=8), "P0"
     async with session.post(stack.url + CHAT, json=body, headers={"x-tidegate-priority": lane}) as response:
         assert response.status == 200, await response.text()
         await response.content.readany()
@@ -254,15 +257,19 @@ async def first_token_s(session: aiohttp.ClientSession, stack: Stack, lane: str,
     return first
 
 
-async def steady(stack: Stack, seconds: float, every_s: float = 0.1) -> list[float]:
-    """First-token times of small P0 requests that come at a steady pace."""
+async def steady(stack: Stack, seconds: float, every_s: float = 0.1) -> tuple[float, float]:
+    """First-token times of small P0 requests that come at a steady pace, within which nine of ten are: at the engine
+    that has much to do, and meanwhile at one like it that has not, which tells how busy the machine is.
+    """
     timeout = aiohttp.ClientTimeout(total=60)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
         asks = []
         for _ in range(round(seconds / every_s)):
-            asks.append(asyncio.create_task(first_token_s(session, stack, "P0", max_tokens=8)))
-            await asyncio.sleep(every_s)
-        return list(await asyncio.gather(*asks))
+            for model in ("m", "calm"):
+                asks.append(asyncio.create_task(first_token_s(session, stack, model)))
+                await asyncio.sleep(every_s / 2)
+        times = await asyncio.gather(*asks)
+    return late(times[::2]), late(times[1::2])
 
 
 def late(times: Sequence[float]) -> float:
@@ -278,22 +285,16 @@ def show(capsys: pytest.CaptureFixture[str], line: str) -> None:
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One vLLM that reads 40,000 tokens a second, writes 200, and holds 200,000."""
+    """A vLLM that reads 40,000 tokens a second, writes 200, and holds 200,000; and one like it."""
+    pace = {"first_token_s": 0.02, "prompt_tokens_per_s": 40_000, "output_tokens_per_s": 200, "kv_tokens": 200_000}
+    marks = {"P0": {"high": 0.95, "low": 0.9}, "P2": {"high": 0.7, "low": 0.6}}
     with running(
         tmp_path_factory.mktemp("crowded"),
         upstreams={
-            "vllm": {
-                "kv": {"lanes": {"P0": {"high": 0.95, "low": 0.9}, "P2": {"high": 0.7, "low": 0.6}}, "scrape_s": 0.2},
-                "owned": True,
-                "fake": {
-                    "first_token_s": 0.02,
-                    "prompt_tokens_per_s": 40_000,
-                    "output_tokens_per_s": 200,
-                    "kv_tokens": 200_000,
-                },
-            },
+            name: {"kv": {"lanes": marks, "scrape_s": 0.2}, "owned": True, "fake": dict(pace)}
+            for name in ("vllm", "calm")
         },
-        routes=[{"models": ["m"], "chain": ["vllm"]}],
+        routes=[{"models": ["m"], "chain": ["vllm"]}, {"models": ["calm"], "chain": ["calm"]}],
         other_endpoints=None,
         gateway=PATIENT,
     ) as stack:
@@ -304,21 +305,19 @@ async def test_the_best_lane_keeps_its_first_token_while_batch_work_floods_the_e
     crowded: Stack, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """400 jobs of 2,300 tokens want four times the cache: they wait here, and not before P0 in the engine."""
-    calm = late(await steady(crowded, 3.0))
     before = preemptions(await page(crowded))
     bodies = [chat(text_of_tokens(2000, i), model="m", max_tokens=300) for i in range(400)]
     async with crowd(crowded) as clients:
         jobs = [asyncio.create_task(clients.ask(body, x_tidegate_priority="P2")) for body in bodies]
         await asyncio.sleep(0)
-        await asyncio.to_thread(until, lambda: batch_waiting(crowded) >= 300, 20.0, 0.05)
-        flooded = late(await steady(crowded, 4.0))
+        await asyncio.to_thread(until, lambda: batch_waiting(crowded) >= 300, PATIENCE_S, 0.05)
+        flooded, calm = await steady(crowded, 5.0)
         fullest, waiting = cache(crowded), batch_waiting(crowded)
         done = await asyncio.gather(*jobs)
-    calm = max(calm, late(await steady(crowded, 3.0)))  # the machine may have had more to do than before
     text = await page(crowded)
     show(
         capsys,
-        f"P0 first token p90: {calm * 1000:.0f} ms calm, {flooded * 1000:.0f} ms in the flood; "
+        f"P0 first token p90: {calm * 1000:.0f} ms at a calm engine, {flooded * 1000:.0f} ms in the flood; "
         f"{waiting} jobs waiting, cache {fullest['fill']:.0%}",
     )
     assert waiting > 50
@@ -410,25 +409,24 @@ async def test_a_storm_of_impatient_clients_causes_no_preemption(
     The engine serves not quite two of these a second, and ten come. Sent to it directly they make it preempt.
     """
     bodies = long_prompts(60, seed=7)
-    calm = late(await steady(crowded, 3.0))
     before = preemptions(await page(crowded))
     forget(crowded)
-    storming = asyncio.create_task(storm(crowded.url, bodies, seconds=6.0, seed=7))
-    await asyncio.to_thread(until, lambda: cache(crowded)["fill"] >= 0.5, 20.0, 0.05)
-    stormy = late(await steady(crowded, 6.0))
+    storming = asyncio.create_task(storm(crowded.url, bodies[:30], seconds=3.0, seed=7))
+    await asyncio.to_thread(until, lambda: cache(crowded)["fill"] >= 0.5, PATIENCE_S, 0.05)
+    stormy, calm = await steady(crowded, 6.0)
     outcomes = await storming
     caused = preemptions(await page(crowded)) - before
     copies = most_copies(crowded.record("vllm")["requests"])
     told = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
-    await storm(crowded.fakes["vllm"].where, bodies[:40], seconds=1.0, seed=7)
+    await storm(crowded.fakes["vllm"].where, bodies, seconds=1.0, seed=7)
     direct = preemptions(await page(crowded)) - before - caused
     show(
         capsys,
-        f"storm: P0 first token p90 {calm * 1000:.0f} ms calm, {stormy * 1000:.0f} ms in it; {caused:.0f} preemptions "
-        f"({direct:.0f} without a gate), {copies} copies at most; {told}",
+        f"storm: P0 first token p90 {calm * 1000:.0f} ms at a calm engine, {stormy * 1000:.0f} ms in it; "
+        f"{caused:.0f} preemptions ({direct:.0f} without a gate), {copies} copies at most; {told}",
     )
     assert caused == 0
     assert direct > 0
     assert copies == 1
     assert stormy <= 1.5 * calm + 0.1
-    books_balance(crowded, within_s=20.0)
+    books_balance(crowded)

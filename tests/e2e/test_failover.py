@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from extproc.fakes.text import answer_text
 from extproc.stack import Stack
 from extproc.telemetry.catalog import METRICS
 from extproc.telemetry.formats import OPEN_TYPE
-from tests.e2e.conftest import books_balance, chat
+from tests.e2e.conftest import GRACE_S, books_balance, chat
 from tests.e2e.doubles import (
     ANSWER,
     CHAT,
@@ -46,6 +47,7 @@ from tests.e2e.doubles import (
     emptied,
     forget,
     running,
+    tell,
     until,
 )
 
@@ -61,6 +63,8 @@ VENDOR_ORDERS = [
 OWN_NAMES = {"primary": "p", "backup": 'a-longer "name" of the backup', "local": "qwen3-32b"}
 SLOW = {"tpm": 60, "rpm": 60, "burst_s": 100_000}
 """One unit per second into a bucket of a hundred thousand."""
+QUICK_S = 0.05
+"""A state that was told in this time is of one moment."""
 FIRST_TOKEN_S = 0.5
 STALL_S = 2.0
 TEXT = answer_text(0, 16)
@@ -233,19 +237,33 @@ def _values(labels: Mapping[str, str]) -> list[str]:
     return [labels[name] for name in sorted(labels)]
 
 
+def dated(stack: Stack) -> tuple[float, dict[str, Any]]:
+    """The state of the service, and the time that it is of. What took long is asked for again; the quickest counts."""
+    took, at, state = inf, 0.0, dict[str, Any]()
+    for _ in range(5):
+        began = time.monotonic()
+        told = stack.state()
+        ended = time.monotonic()
+        if told and ended - began < took:
+            took, at, state = ended - began, (began + ended) / 2, told
+        if took < QUICK_S:
+            break
+    return at, state
+
+
 class Meter:
     """What is taken from buckets while it is in use, refill left out."""
 
     def __init__(self, stack: Stack) -> None:
         """Note the levels of all buckets."""
         self._stack = stack
-        self._at = time.monotonic()
-        self._before = stack.state()
+        self._at, self._before = dated(stack)
 
     def spent(self, key: str) -> float:
         """Units that `key` has lost since, net."""
-        before, now = (state["counters"][key] for state in (self._before, self._stack.state()))
-        return float(before["level"] + before["per_second"] * (time.monotonic() - self._at) - now["level"])
+        at, state = dated(self._stack)
+        before, now = self._before["counters"][key], state["counters"][key]
+        return float(before["level"] + before["per_second"] * (at - self._at) - now["level"])
 
     def counted(self, name: str, key: str | None = None) -> int:
         """By how much a count of the tally has grown; of one key, where it is kept by key."""
@@ -482,7 +500,7 @@ def test_a_stream_that_does_not_begin_moves_on(stack: Stack, dialect: str, fault
 @pytest.mark.parametrize("dialect", ["openai", "anthropic"])
 def test_a_route_whose_models_think_waits_for_its_first_upstream(stack: Stack, dialect: str) -> None:
     """What is silence on another route is patience on this one, and it is asked once; a failure still moves on."""
-    late = f"slow-first-token;s={3 * STALL_S};provider=primary"
+    late = f"slow-first-token;s={1.25 * STALL_S};provider=primary"
     got = ask(stack, dialect, late, stream=True, model="thinker")
     assert (got.text, got.way) == (TEXT, ("primary", "primary", 1))
     assert counts(stack, "primary", "backup") == [1, 0]
@@ -500,9 +518,10 @@ def test_early_headers_settle_who_answers(stack: Stack, dialect: str) -> None:
 @pytest.mark.parametrize("fault", ["slow-first-token;s=0.8", "silence"])
 def test_json_answers_have_no_first_token_limit(stack: Stack, fault: str) -> None:
     """A JSON answer may take longer than a stream's first token; its limit is the caller's deadline."""
-    headers = {"x-fake-fault": f"{fault};provider=primary", "x-request-timeout-ms": "1500"}
+    limit_ms = "1500" if fault == "silence" else "20000"
+    headers = {"x-fake-fault": f"{fault};provider=primary", "x-request-timeout-ms": limit_ms}
     began = time.monotonic()
-    response = HTTP.post(stack.url + CHAT, json=chat(), headers=headers, timeout=10)
+    response = HTTP.post(stack.url + CHAT, json=chat(), headers=headers)
     if fault == "silence":
         assert (response.status_code, response.headers["x-tidegate-reason"]) == (504, "deadline_passed")
         assert 1.4 < time.monotonic() - began < 5
@@ -599,12 +618,12 @@ def test_a_clients_own_error_is_passed_on_once(stack: Stack, *, stream: bool) ->
     assert (got.status_code, got.content) == (400, told.content)
     assert got.headers["x-tidegate-attempts"] == "1"
     assert counts(stack, *CHAIN) == [1, 0, 0]
-    books_balance(stack, within_s=1.5)  # sooner than the grace period for missing records
+    books_balance(stack, within_s=GRACE_S - 1)  # sooner than the grace period for missing records
     assert stack.state()["breakers"] == before
-    assert meter.spent("upstream/primary/*/total") == pytest.approx(0, abs=0.1)
-    assert meter.spent("upstream/primary/*/requests") == pytest.approx(1, abs=0.1)
-    assert meter.spent("upstream/backup/*/total") == pytest.approx(0, abs=0.1)
-    assert meter.spent("upstream/backup/*/requests") == pytest.approx(0, abs=0.1)
+    assert meter.spent("upstream/primary/*/total") == pytest.approx(0, abs=0.3)
+    assert meter.spent("upstream/primary/*/requests") == pytest.approx(1, abs=0.3)
+    assert meter.spent("upstream/backup/*/total") == pytest.approx(0, abs=0.3)
+    assert meter.spent("upstream/backup/*/requests") == pytest.approx(0, abs=0.3)
 
 
 @pytest.mark.parametrize(("fault", "status"), [("503", 503), ("429", 429), ("reset", 0)])
@@ -679,7 +698,8 @@ async def test_failovers_into_a_small_bucket_are_counted_as_overshoot(stack: Sta
     until(lambda: stack.state()["counters"]["upstream/tight/*/total"]["level"] > 59, within_s=70)
     meter, body = Meter(stack), {**chat(), "model": "tight"}
     async with crowd(stack) as clients:
-        results = await gather(clients, 10, body, "503;after=0.3;provider=primary")
+        # Late enough for all of them to be there before the first fails.
+        results = await gather(clients, 10, body, "503;after=2;provider=primary")
     assert {(r.status, r.headers["x-tidegate-upstream"]) for r in results} == {(200, "tight")}
     await asyncio.to_thread(books_balance, stack)
     level = stack.state()["counters"]["upstream/tight/*/total"]["level"]
@@ -704,8 +724,9 @@ def test_a_full_upstream_is_never_entered_by_failover(stack: Stack) -> None:
     body = {**chat(), "model": "narrow"}
     fault = {"x-fake-fault": "503;provider=primary"}
     slow = {"x-fake-fault": "503;provider=primary"}
-    post_fault(stack, "narrow", "stall;s=20;at=4")
-    with HTTP.stream("POST", stack.url + CHAT, json={**body, "stream": True}, headers=slow) as held:
+    tell(stack, "narrow", output_tokens_per_s=20)
+    long = {**body, "stream": True, "max_tokens": 2000}
+    with HTTP.stream("POST", stack.url + CHAT, json=long, headers=slow) as held:
         assert held.headers["x-tidegate-upstream"] == "narrow"
         until(lambda: stack.state()["counters"]["upstream/narrow/slots"]["used"] == 1)
         refused = HTTP.post(stack.url + CHAT, json=body, headers=fault)
@@ -713,6 +734,7 @@ def test_a_full_upstream_is_never_entered_by_failover(stack: Stack) -> None:
         assert refused.headers["x-tidegate-attempts"] == "2"
         assert counts(stack, "primary", "narrow", "local") == [3, 1, 0]
     until(lambda: stack.state()["counters"]["upstream/narrow/slots"]["used"] == 0)
+    tell(stack, "narrow", output_tokens_per_s=2000)
     served = HTTP.post(stack.url + CHAT, json=body, headers=fault)
     assert (served.status_code, served.headers["x-tidegate-upstream"]) == (200, "narrow")
 
@@ -741,7 +763,7 @@ def test_a_cut_stream_breaks_the_connection_quickly(stack: Stack, dialect: str) 
     began = time.monotonic()
     with pytest.raises(Exception, match=BROKEN):
         ask(stack, dialect, "cut;provider=primary", stream=True)
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < STALL_S, "nothing is waited for"
     assert counts(stack, *CHAIN) == [2, 0, 0]
     until(lambda: failures(stack) == 1)
 

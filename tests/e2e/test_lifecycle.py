@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ import httpx
 import pytest
 
 from extproc.stack import Stack
-from tests.e2e.conftest import books_balance, chat, fill_buckets, settings_for
-from tests.e2e.doubles import CHAT, MESSAGES, running, until, waiting
+from tests.e2e.conftest import PATIENCE_S, books_balance, chat, fill_buckets, settings_for
+from tests.e2e.doubles import CHAT, MESSAGES, forget, running, until, waiting
 
 DRAIN_S = 3.0
 GRACE_S = 4
@@ -59,8 +60,7 @@ def stack(shared: Stack) -> Iterator[Stack]:
     """The shared stack at work, before and after."""
     works(shared)
     books_balance(shared)
-    for one in shared.fakes.values():
-        HTTP.delete(f"{one.where}/admin/record").raise_for_status()
+    forget(shared)
     yield shared
     works(shared)
     books_balance(shared)
@@ -80,7 +80,7 @@ def post(stack: Stack, model: str = "wide", path: str = CHAT, **headers: str) ->
 
 def works(stack: Stack) -> None:
     """Wait until requests are served. Records of the first may be lost: their books close after the grace period."""
-    until(lambda: post(stack).status_code == 200, within_s=15, every_s=0.05)
+    until(lambda: post(stack).status_code == 200, within_s=60, every_s=0.05)
 
 
 def answering(pool: ThreadPoolExecutor, stack: Stack, seconds: float, model: str = "wide") -> Future[str]:
@@ -128,21 +128,59 @@ def refused_as_away(answer: httpx.Response, path: str = CHAT) -> None:
         assert (answer.json()["type"], error["type"]) == ("error", "overloaded_error")
 
 
+# A minute in which nothing happens. It begins first and is looked at last, so that nobody waits for it.
+
+QUIET_S = 60.0
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """An answer that stalls for longer than that, and a request that waits behind it. since: when both were there."""
+
+    stack: Stack
+    answer: Future[str]
+    held: Future[httpx.Response]
+    since: float
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Quiet]:
+    """Both, at a stack of their own, whose Envoy tells nothing of what runs."""
+    with (
+        ThreadPoolExecutor(2) as threads,
+        running(tmp_path_factory.mktemp("quiet"), **settings(), settled=False) as stack,
+    ):
+        config = stack.workdir / "envoy.yaml"
+        text = config.read_text("utf-8")
+        assert is_classic(stack) or "access_log_flush_interval: 5s" in text
+        config.write_text(text.replace("access_log_flush_interval: 5s", "access_log_flush_interval: 500s"), "utf-8")
+        stack.kill("envoy")
+        stack.start_envoy()
+        works(stack)
+        answer = answering(threads, stack, QUIET_S + 3, "narrow")
+        yield Quiet(stack, answer, queued(threads, stack), time.monotonic())
+
+
+def test_a_minute_of_quiet_has_begun(quiet: Quiet) -> None:
+    """The slot is held, and the other waits for it."""
+    assert slots(quiet.stack, "narrow") == waiting(quiet.stack) == 1
+
+
 def test_a_killed_service_cuts_no_answer_and_knows_of_them_again(stack: Stack, pool: ThreadPoolExecutor) -> None:
     """SIGKILL: running answers go on to their end; who was held and who comes gets a clean 503 at once, in its dialect.
     Back again it works, and counts the answers that its predecessor let go, from Envoy's periodic records until they
     end: an upstream with one slot does not get a second request.
     """
-    answers = [answering(pool, stack, 7.5, "narrow"), answering(pool, stack, 7.5)]
+    answers = [answering(pool, stack, 15.0, "narrow"), answering(pool, stack, 15.0)]
     held = [queued(pool, stack), queued(pool, stack, MESSAGES)]
     stack.kill("service")
     killed = time.monotonic()
     for one, path in zip(held, (CHAT, MESSAGES), strict=True):
-        refused_as_away(one.result(timeout=5), path)
+        refused_as_away(one.result(timeout=60), path)
     for path in (CHAT, MESSAGES):
         refused_as_away(post(stack, path=path), path)
     assert "暂时无法" in post(stack, **{"accept-language": "zh"}).json()["error"]["message"]
-    assert time.monotonic() - killed < 5
+    assert time.monotonic() - killed < 10
     stack.start_service()
     works(stack)
     if is_classic(stack):  # nobody tells it of them
@@ -152,7 +190,7 @@ def test_a_killed_service_cuts_no_answer_and_knows_of_them_again(stack: Stack, p
     until(lambda: slots(stack) == slots(stack, "narrow") == 1)
     waited = queued(pool, stack)
     assert all(map(whole, answers))
-    assert waited.result(timeout=10).status_code == 200
+    assert waited.result(timeout=60).status_code == 200
     assert int(waited.result().headers["x-tidegate-queue-ms"]) > 0
     until(lambda: slots(stack) == slots(stack, "narrow") == 0)
     assert stack.record("narrow")["max_in_flight"] == 1
@@ -164,22 +202,22 @@ def test_a_stopped_service_is_gone_and_comes_back(stack: Stack, pool: ThreadPool
     again as soon as Envoy tells of it, though Envoy had given up on the stream that held it.
     """
     process = stack.processes["service"]
-    answers = [answering(pool, stack, 12.0, "narrow"), answering(pool, stack, 4.0)]
+    answers = [answering(pool, stack, 20.0, "narrow"), answering(pool, stack, 4.0)]
     held = queued(pool, stack)
     stack.kill("service", signal.SIGSTOP)
     stopped = time.monotonic()
     newcomers = [pool.submit(post, stack) for _ in range(3)]
     for one in (held, *newcomers):
-        refused_as_away(one.result(timeout=10))
-    assert time.monotonic() - stopped < 5
-    until(lambda: quickly_refused(stack), within_s=5)
+        refused_as_away(one.result(timeout=60))
+    assert time.monotonic() - stopped < 10
+    until(lambda: quickly_refused(stack))
     assert whole(answers[1])
-    until(lambda: time.monotonic() > stopped + 6, within_s=7)
+    until(lambda: time.monotonic() > stopped + 6)
     stack.kill("service", signal.SIGCONT)
     works(stack)
     assert process.poll() is None
     if not is_classic(stack):
-        until(lambda: slots(stack, "narrow") == 1, within_s=6)
+        until(lambda: slots(stack, "narrow") == 1)
         assert not answers[0].done()
     assert whole(answers[0])
     until(lambda: slots(stack, "narrow") == 0)
@@ -197,17 +235,17 @@ def test_draining_refuses_newcomers_and_lets_answers_end(stack: Stack, pool: Thr
     the service waits for them; it ends with 0 when its time is over, and a longer answer goes on without it.
     """
     process = stack.processes["service"]
-    answers = [answering(pool, stack, 6.0, "narrow"), answering(pool, stack, 1.0)]
+    answers = [answering(pool, stack, 12.0, "narrow"), answering(pool, stack, 1.5)]
     held = [queued(pool, stack), queued(pool, stack, MESSAGES)]
     process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     for one, path in zip(held, (CHAT, MESSAGES), strict=True):
-        refused_as_draining(one.result(timeout=2), path)
+        refused_as_draining(one.result(timeout=60), path)
     for path in (CHAT, MESSAGES):
         refused_as_draining(post(stack, path=path), path)
     assert whole(answers[1])
     assert process.poll() is None
-    assert process.wait(timeout=DRAIN_S + 5) == 0
+    assert process.wait(timeout=DRAIN_S + PATIENCE_S) == 0
     assert time.monotonic() - began >= DRAIN_S
     refused_as_away(post(stack))
     assert not answers[0].done()
@@ -241,9 +279,10 @@ def test_a_killed_envoy_frees_everything_at_once(stack: Stack, pool: ThreadPoolE
     held = [queued(pool, stack) for _ in range(3)]
     before, at = stack.state(), time.monotonic()
     stack.kill("envoy")
-    until(lambda: slots(stack) == slots(stack, "narrow") == waiting(stack) == stack.state()["flying"] == 0, within_s=3)
+    until(lambda: slots(stack) == slots(stack, "narrow") == waiting(stack) == stack.state()["flying"] == 0)
+    assert time.monotonic() - at < GRACE_S or is_classic(stack), "before any book is closed"
     for one in (*answers, *held):
-        assert isinstance(one.exception(timeout=5), httpx.TransportError)
+        assert isinstance(one.exception(timeout=60), httpx.TransportError)
     until(lambda: stack.state()["unsettled"] == 0)
     now = stack.state()
     assert is_classic(stack) or time.monotonic() - at > GRACE_S  # there each ends as one whose client left
@@ -256,11 +295,11 @@ def test_a_killed_envoy_frees_everything_at_once(stack: Stack, pool: ThreadPoolE
 def test_a_hung_service_ends_itself(stack: Stack, pool: ThreadPoolExecutor, tmp_path: Path) -> None:
     """Its event loop stands still: the process ends with 70 after `watchdog_s`, answers go on, and a new one works."""
     (tmp_path / "sitecustomize.py").write_text(HANG_ON_USR1, "utf-8")
-    restart(stack, {"PYTHONPATH": str(tmp_path), "TIDEGATE__SERVICE__WATCHDOG_S": "1"})
-    answer = answering(pool, stack, 3.0)
+    restart(stack, {"PYTHONPATH": str(tmp_path), "TIDEGATE__SERVICE__WATCHDOG_S": "2"})
+    answer = answering(pool, stack, 5.0)
     process = stack.processes["service"]
     process.send_signal(signal.SIGUSR1)
-    assert process.wait(timeout=5) == 70
+    assert process.wait(timeout=PATIENCE_S) == 70
     refused_as_away(post(stack))
     assert whole(answer)
     assert "sitecustomize.py" in (stack.workdir / "service.log").read_text("utf-8"), "where it hung is told"
@@ -272,7 +311,7 @@ def restart(stack: Stack, environ: dict[str, str]) -> None:
     process = stack.processes["service"]
     if process.poll() is None:
         process.terminate()
-        process.wait(timeout=DRAIN_S + 5)
+        process.wait(timeout=DRAIN_S + PATIENCE_S)
     stack.environ = environ
     stack.start_service()
     works(stack)
@@ -287,10 +326,10 @@ def test_bucket_levels_survive_a_restart(stack: Stack, how: signal.Signals) -> N
         post(stack)
     books_balance(stack)
     spent_by, before = time.monotonic(), level(stack)
-    until(lambda: time.monotonic() > spent_by + 1.5 * (how is signal.SIGKILL), within_s=3)
+    until(lambda: time.monotonic() > spent_by + 1.5 * (how is signal.SIGKILL))
     process = stack.processes["service"]
     process.send_signal(how)
-    process.wait(timeout=DRAIN_S + 5)
+    process.wait(timeout=DRAIN_S + PATIENCE_S)
     stack.start_service()
     after, elapsed = level(stack), time.monotonic() - spent_by
     assert before < CAPACITY - 100
@@ -302,13 +341,13 @@ def test_without_a_state_file_buckets_start_empty(stack: Stack) -> None:
     of the predecessor may still run. A file found later is good again.
     """
     stack.kill("service")
-    stack.environ = {"TIDEGATE__SERVICE__STATE_FILE": "null", "TIDEGATE__SERVICE__RESTART_RAMP_S": "1.5"}
+    stack.environ = {"TIDEGATE__SERVICE__STATE_FILE": "null", "TIDEGATE__SERVICE__RESTART_RAMP_S": "4"}
     began = time.monotonic()
     stack.start_service()
     assert 0 <= level(stack) <= RATE * (time.monotonic() - began)
     assert limits(stack) == [50, 1]
     until(lambda: limits(stack) == [100, 1])
-    assert time.monotonic() - began >= 1.5
+    assert time.monotonic() - began >= 4
     stack.environ = {}
     stack.kill("service")
     stack.start_service()
@@ -331,13 +370,13 @@ def test_a_unix_socket_and_two_workers(tmp_path: Path, pool: ThreadPoolExecutor)
     """
     configured = settings_for(**settings(address=f"unix:{tmp_path}/s", state_file=str(tmp_path / "levels.json")))
     fill_buckets(configured)
-    with Stack(configured, tmp_path / "run", workers=2) as stack:
+    with Stack(configured, tmp_path / "run", workers=2, patience_s=PATIENCE_S) as stack:
         several_connections(stack, pool)
-        answer = answering(pool, stack, 3.0)
-        held_by = answering(pool, stack, 3.0, "narrow")
+        answer = answering(pool, stack, 6.0)
+        held_by = answering(pool, stack, 6.0, "narrow")
         held = queued(pool, stack)
         stack.kill("service")
-        refused_as_away(held.result(timeout=5))
+        refused_as_away(held.result(timeout=60))
         stack.start_service()
         works(stack)
         assert whole(answer)
@@ -365,29 +404,16 @@ def several_connections(stack: Stack, pool: ThreadPoolExecutor) -> None:
 
 
 @pytest.mark.slow
-def test_a_minute_of_quiet_ends_nothing(stack: Stack, pool: ThreadPoolExecutor) -> None:
+def test_a_minute_of_quiet_ends_nothing(quiet: Quiet) -> None:
     """One answer that stalls and one request that waits behind it, nothing else on the connection for a minute, without
     Envoy's periodic records: neither is cut.
     """
-    config = stack.workdir / "envoy.yaml"
-    text = config.read_text("utf-8")
-    assert is_classic(stack) or "access_log_flush_interval: 5s" in text
-    try:
-        config.write_text(text.replace("access_log_flush_interval: 5s", "access_log_flush_interval: 500s"), "utf-8")
-        stack.kill("envoy")
-        stack.start_envoy()
-        works(stack)
-        answer = answering(pool, stack, 63.0, "narrow")
-        held = queued(pool, stack)
-        quiet = threading.Event()
-        assert not quiet.wait(60)
-        assert not answer.done()
-        assert not held.done()
-        assert slots(stack, "narrow") == 1
-        assert whole(answer)
-        assert held.result(timeout=10).status_code == 200
-        assert int(held.result().headers["x-tidegate-queue-ms"]) > 60_000
-    finally:
-        config.write_text(text, "utf-8")
-        stack.kill("envoy")
-        stack.start_envoy()
+    assert not threading.Event().wait(max(0.0, quiet.since + QUIET_S - time.monotonic()))
+    if time.monotonic() < quiet.since + QUIET_S + 1:
+        assert not quiet.answer.done()
+        assert not quiet.held.done()
+        assert slots(quiet.stack, "narrow") == 1
+    assert whole(quiet.answer)
+    assert quiet.held.result(timeout=60).status_code == 200
+    assert int(quiet.held.result().headers["x-tidegate-queue-ms"]) > QUIET_S * 1000
+    books_balance(quiet.stack)
