@@ -26,7 +26,7 @@ import pytest
 from extproc.fakes.text import answer_text
 from extproc.stack import Stack, free_ports
 from tests.e2e.conftest import books_balance
-from tests.e2e.doubles import NEVER_OPENS, running, until
+from tests.e2e.doubles import NEVER_OPENS, forget, running, until
 
 FIRST_TOKEN_S = 0.5
 STALL_S = 1.5
@@ -294,7 +294,7 @@ def calm(stack: Stack) -> None:
     """Take all faults down, and empty the records."""
     for upstream in stack.fakes.values():
         HTTP.delete(f"{upstream.where}/admin/fault").raise_for_status()
-        HTTP.delete(f"{upstream.where}/admin/record").raise_for_status()
+    forget(stack)
 
 
 def strike(stack: Stack, name: str, fault: str, times: int | None = None, match: str | None = None) -> None:

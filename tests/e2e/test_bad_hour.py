@@ -195,8 +195,13 @@ async def _play(hour: Hour, watch: Prometheus | None) -> None:
     fault(stack, "primary", None)
 
     fault(stack, "primary", "503")
-    seen = await hour.until("outage", lambda seen: _upstream(seen, "primary")["state"] != "closed")
-    assert any(notice["runbook"] == "breaker-open" for notice in seen["notices"]), seen["notices"]
+    await hour.until(
+        "outage",
+        lambda seen: (
+            _upstream(seen, "primary")["state"] != "closed"
+            and any(notice["runbook"] == "breaker-open" for notice in seen["notices"])
+        ),
+    )
     await hour.alert(watch, "BreakerOpen", "primary")
     fault(stack, "primary", None)
 

@@ -24,14 +24,14 @@ import yaml
 
 from extproc.render import k8s
 from extproc.stack import Stack, envoy_binary, free_ports
-from tests.e2e.conftest import books_balance, chat, fill_buckets, settings_for
+from tests.e2e.conftest import PATIENCE_S, books_balance, chat, fill_buckets, settings_for
 from tests.e2e.doubles import CHAT, MESSAGES, NEVER_OPENS, Upstream, forget, until
 from tests.render import eg_model
 from tests.render.eg_model import Data
 
 HTTP = httpx.Client(timeout=30)
 FORMS = ["patches", "extension_policy"]
-MESSAGE_TIMEOUT_S = 0.5
+MESSAGE_TIMEOUT_S = 1.0
 
 
 @dataclass
@@ -51,7 +51,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         name: {"limits": [{"tpm": 60_000_000, "rpm": 600_000}], "breaker": NEVER_OPENS}
         for name in ("primary", "backup")
     }
-    upstreams["narrow"] = {"concurrency": 1, "breaker": NEVER_OPENS, "fake": {"first_token_s": 3 * MESSAGE_TIMEOUT_S}}
+    upstreams["narrow"] = {"concurrency": 1, "breaker": NEVER_OPENS, "fake": {"first_token_s": 2.5 * MESSAGE_TIMEOUT_S}}
     chains = {"gpt-5": ["primary", "backup"], "claude": ["primary"], "slow": ["narrow"]}
     settings = settings_for(
         service={"state_file": str(folder / "levels.json")},
@@ -62,7 +62,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     fill_buckets(settings)
     with ExitStack() as open_ones:
         app = open_ones.enter_context(Upstream().listening())
-        stage = Stage(Stack(settings, folder, workers=1), app)
+        stage = Stage(Stack(settings, folder, workers=1, patience_s=PATIENCE_S), app)
         open_ones.enter_context(stage.stack)
         for form in [*FORMS, "unpatched"]:
             port, admin = free_ports(2)
@@ -160,7 +160,7 @@ def test_requests_are_admitted_answered_and_settled(stage: Stage, form: str) -> 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_request_waits_longer_than_a_message_may(stage: Stage, form: str) -> None:
-    """One slot, which the other has for three times as long."""
+    """One slot, which the other has for much longer."""
     with ThreadPoolExecutor(2) as both:
         answers = list(both.map(lambda _: HTTP.post(stage.urls[form] + CHAT, json=chat(model="slow")), range(2)))
     assert [answer.status_code for answer in answers] == [200, 200], [answer.text for answer in answers]

@@ -22,7 +22,7 @@ import openai
 import pytest
 
 from extproc.stack import Stack, free_ports
-from tests.e2e.conftest import books_balance, chat
+from tests.e2e.conftest import PATIENCE_S, books_balance, chat
 from tests.e2e.doubles import NEVER_OPENS, PATIENT, Crowd, Result, crowd, running
 
 QUICK = {"first_token_s": 0.005, "output_tokens_per_s": 20_000}
@@ -152,7 +152,7 @@ def queue_ms(answers: Sequence[Result]) -> list[int]:
     return [int(answer.headers["x-tidegate-queue-ms"]) for answer in answers]
 
 
-async def reached(stack: Stack, holds: Callable[[dict[str, Any]], Any], within_s: float = 15.0) -> dict[str, Any]:
+async def reached(stack: Stack, holds: Callable[[dict[str, Any]], Any], within_s: float = PATIENCE_S) -> dict[str, Any]:
     """The first state of the service that fits."""
     end = time.monotonic() + within_s
     while True:
@@ -175,7 +175,7 @@ async def taken(stack: Stack, clients: Crowd, model: str, number: int = 1) -> As
     asks = [clients.ask(chat(model=model), x_fake_fault=slow(100), x_tidegate_priority="gold") for _ in range(number)]
     holders = [asyncio.create_task(ask) for ask in asks]
     try:
-        end = time.monotonic() + 15
+        end = time.monotonic() + PATIENCE_S
         while len(await asyncio.to_thread(seen, stack, model)) < before + number:
             assert time.monotonic() < end
             await asyncio.sleep(0.01)
@@ -525,20 +525,19 @@ async def test_a_running_session_gets_in_where_a_new_one_does_not(stack: Stack) 
 
 async def test_a_route_that_is_observed_holds_and_refuses_nobody(stack: Stack) -> None:
     """Beside one that holds. What would have been is counted; the provider sees everything at once."""
-    before = Counter(tally(stack)["observed"])
+    before, queued = Counter(tally(stack)["observed"]), Counter(tally(stack)["queued"])
     async with crowd(stack) as clients:
 
-        def ask(model: str, i: int, **headers: str) -> Awaitable[Result]:
-            return clients.ask(chat(f"{i}", model=model), x_fake_fault=slow(0.5), **headers)
+        def ask(model: str, i: int, seconds: float, **headers: str) -> Awaitable[Result]:
+            return clients.ask(chat(f"{i}", model=model), x_fake_fault=slow(seconds), **headers)
 
-        watched = asyncio.gather(*(ask("watched", i, x_tidegate_priority="small") for i in range(30)))
-        held = asyncio.gather(*(ask("held", i, x_tidegate_priority="silver") for i in range(6)))
+        watched = asyncio.gather(*(ask("watched", i, 2.0, x_tidegate_priority="small") for i in range(30)))
+        held = asyncio.gather(*(ask("held", i, 0.7, x_tidegate_priority="silver") for i in range(6)))
         answers = [*await watched, *await held]
     assert {answer.status for answer in answers} == {200}
     assert most_at_once(seen(stack, "watched")) > 15
     assert most_at_once(seen(stack, "held")) == 2
-    assert max(queue_ms(answers[:30])) < 300
-    assert max(queue_ms(answers[30:])) > 300
+    assert Counter(tally(stack)["queued"]) - queued == {"silver": 4}
     observed = Counter(tally(stack)["observed"]) - before
     assert 20 <= observed.total() <= 28, observed
     assert observed["lane_full"] == 0, "nobody stood in line who could have filled it"
@@ -598,7 +597,7 @@ def test_all_is_observed(tmp_path_factory: pytest.TempPathFactory) -> None:
                     clients.ask(
                         chat(f"{i}", max_tokens=50),
                         x_team=("known", "poor", "narrow")[i % 3],
-                        x_fake_fault=slow(0.5),
+                        x_fake_fault=slow(2.0),
                         x_request_timeout_ms="15000",
                     )
                     for i in range(60)
@@ -614,7 +613,7 @@ def test_all_is_observed(tmp_path_factory: pytest.TempPathFactory) -> None:
 
         *answers, large, stranger, wrong, lost = asyncio.run(scenario())
         assert {answer.status for answer in answers} == {200}
-        assert max(queue_ms(answers)) < 500
+        assert tally(stack)["queued"] == {}
         assert large.status == 200
         assert (stranger.status, wrong.status, lost.status) == (401, 400, 404)
         assert stack.record("sink")["max_in_flight"] > 30
@@ -646,7 +645,7 @@ def test_all_is_observed(tmp_path_factory: pytest.TempPathFactory) -> None:
 )
 async def test_a_limit_in_shadow_mode_stops_nobody_and_is_named(stack: Stack, team: str, model: str, key: str) -> None:
     """Of a tenant, a session, an upstream, an engine's cache, and a lane."""
-    before = tally(stack)["shadowed"].get(key, 0)
+    before, queued = tally(stack)["shadowed"].get(key, 0), tally(stack)["queued"]
     async with crowd(stack) as clients:
         asks = [
             clients.ask(
@@ -661,7 +660,7 @@ async def test_a_limit_in_shadow_mode_stops_nobody_and_is_named(stack: Stack, te
         answers = await asyncio.gather(*asks)
     assert {answer.status for answer in answers} == {200}
     if model != "bounded":
-        assert max(queue_ms(answers)) < 100
+        assert tally(stack)["queued"] == queued
     assert tally(stack)["shadowed"].get(key, 0) - before >= 4, tally(stack)["shadowed"]
 
 
@@ -695,8 +694,8 @@ async def test_a_wait_is_forecast(stack: Stack, capsys: pytest.CaptureFixture[st
     unmeetable = [one for one in answers + hurried if one.reason == "deadline_unmeetable"]
     assert len(unmeetable) > 10
     assert {one.reason for one in answers if one.status != 200} <= {"deadline_unmeetable"}
-    assert statistics.median(one.seconds for one in unmeetable) < 0.1
-    assert max(one.seconds for one in unmeetable) < 0.5
+    assert statistics.median(one.seconds for one in unmeetable) < 0.35, "half of what the hasty would have waited"
+    assert max(one.seconds for one in unmeetable) < LANES["steady"]["max_wait_s"] / 2
     show(capsys, f"forecasts: {near} of {sum(ratios.values())} within half and twice; {len(unmeetable)} told at once")
 
 

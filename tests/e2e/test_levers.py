@@ -111,9 +111,12 @@ def test_what_is_taken_out_is_asked_by_nobody(hand: Hand) -> None:
 
 
 def test_a_breaker_is_tripped_comes_back_by_itself_and_is_reset(hand: Hand) -> None:
-    """While it is open the next upstream serves; its canary closes it."""
+    """While it is open the next upstream serves; its canary closes it, once it is answered."""
+    where = f"{hand.stack.fakes['main'].where}/admin/fault"
+    httpx.post(where, json={"fault": "503"}, timeout=60).raise_for_status()
     hand.move("upstreams/main/trip")
     assert hand.gets("chain") == (200, "spare")
+    httpx.delete(where, timeout=60).raise_for_status()
     until(lambda: hand.breaker("main") == "closed", 60)
     hand.move("upstreams/main/trip")
     hand.move("upstreams/main/reset")
@@ -161,7 +164,7 @@ def test_a_bypass_lets_a_full_queue_go(hand: Hand) -> None:
 
 def test_a_drain_is_taken_back(hand: Hand) -> None:
     """Who comes is refused meanwhile; what runs goes on."""
-    runs = hand.asks("few", 4 * LONG)
+    runs = hand.asks("few", 3 * LONG)
     until(lambda: hand.stack.state()["flying"] == 1, 60)
     hand.move("drain")
     assert hand.gets("spare") == (503, "draining")

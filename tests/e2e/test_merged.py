@@ -22,7 +22,7 @@ import openai
 import pytest
 
 from extproc.stack import Stack, envoy_binary
-from tests.e2e.conftest import books_balance, chat, fill_buckets, settings_for
+from tests.e2e.conftest import PATIENCE_S, books_balance, chat, fill_buckets, settings_for
 from tests.e2e.doubles import ANSWER, CHAT, MESSAGES, NEVER_OPENS, Received, Upstream, forget, until
 
 EXISTING = Path(__file__).parents[1] / "render" / "existing" / "plain.yaml"
@@ -93,7 +93,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         for old, new in ports.items():
             text = text.replace(f"port_value: {old}", f"port_value: {new}")
         (folder / "existing.yaml").write_text(text)
-        stack = Beside(settings, folder, workers=1)
+        stack = Beside(settings, folder, workers=1, patience_s=PATIENCE_S)
         before = alone(folder, stack, shop)
         logged = until(lambda: lines(log, len(before)))
         log.write_text("")

@@ -23,7 +23,7 @@ import yaml
 
 from extproc.against.command import compare
 from extproc.stack import Stack
-from tests.e2e.conftest import books_balance, chat, fill_buckets, settings_for
+from tests.e2e.conftest import PATIENCE_S, books_balance, chat, fill_buckets, settings_for
 from tests.e2e.doubles import CHAT, NEVER_OPENS, Upstream, forget, until, waiting
 from tests.render.istio_schema import problems
 from tests.render.istiod import Proxy, patched
@@ -105,7 +105,7 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             other_endpoints=None,
         )
         fill_buckets(settings)
-        stack = InMesh(settings, folder, workers=1, kind=request.param, shop_port=shop.port)
+        stack = InMesh(settings, folder, workers=1, patience_s=PATIENCE_S, kind=request.param, shop_port=shop.port)
         open_ones.enter_context(stack)
         http = open_ones.enter_context(httpx.Client(timeout=30, headers={"host": HOSTS[request.param]}))
         yield Stage(stack, shop, vendor, http)
@@ -147,15 +147,15 @@ def test_the_next_upstream_answers_and_sees_nothing_of_the_mesh(stage: Stage) ->
 
 def test_a_request_is_held_until_there_is_room(stage: Stage) -> None:
     answers: list[httpx.Response] = []
-    slow = {"headers": {"x-fake-fault": "stall;s=1;at=2"}}
+    slow = {"headers": {"x-fake-fault": "stall;s=4;at=2"}}
     first = threading.Thread(target=lambda: answers.append(stage.ask(model="one", stream=True, **slow)))
     first.start()
     until(lambda: stage.stack.state()["flying"])
     second = threading.Thread(target=lambda: answers.append(stage.ask(model="one")))
     second.start()
     until(lambda: waiting(stage.stack) == 1)
-    first.join(30)
-    second.join(30)
+    first.join(60)
+    second.join(60)
     assert [got.status_code for got in answers] == [200, 200]
     assert int(answers[1].headers["x-tidegate-queue-ms"]) > 0
 

@@ -17,9 +17,10 @@ import httpx
 import pytest
 
 from extproc.stack import Stack
-from tests.e2e.conftest import Gate, chat
-from tests.e2e.doubles import ANSWER, CHAT, Crowd, Result, Upstream, crowd, forget, running, tell, until
+from tests.e2e.conftest import Gate, books_balance, chat
+from tests.e2e.doubles import ANSWER, CHAT, Crowd, Upstream, crowd, forget, running, tell, until
 
+HTTP = httpx.Client(timeout=30)
 TPM, BURST_S = 60_000, 10.0
 STRICT = {"first_token_s": 0.02, "output_tokens_per_s": 5000, "burst_s": BURST_S}
 ONE = {"limits": [{"tpm": TPM, "burst_s": BURST_S}], "burn": None, "fake": STRICT}
@@ -69,22 +70,37 @@ def ours(record: dict[str, Any], status: int = 200) -> list[dict[str, Any]]:
     return [one for one in seen if one["status"] == status]
 
 
-async def push(clients: Crowd, end: float, **headers: str) -> list[Result]:
-    """One client after another, as fast as it is served, until `end` on the monotonic clock."""
-    answers = []
-    while time.monotonic() < end:
-        answers.append(await clients.ask(chat("word " * 20, model="m", max_tokens=170), **headers))
-        if answers[-1].status != 200:
+async def push(clients: Crowd) -> None:
+    """One client after another, as fast as it is served."""
+    while True:
+        answer = await clients.ask(chat("word " * 20, model="m", max_tokens=170))
+        if answer.status != 200:
             await asyncio.sleep(0.2)
-    return answers
 
 
-async def pushed(stack: Stack, callers: int, seconds: float, **headers: str) -> list[Result]:
-    """Many such clients at once."""
-    end = time.monotonic() + seconds
+@contextlib.asynccontextmanager
+async def pushing(stack: Stack, callers: int) -> AsyncIterator[None]:
+    """Many such clients at once while the block runs; those who wait then leave."""
     async with crowd(stack) as clients:
-        groups = await asyncio.gather(*(push(clients, end, **headers) for _ in range(callers)))
-    return [answer for group in groups for answer in group]
+        tasks = [asyncio.create_task(push(clients)) for _ in range(callers)]
+        try:
+            yield
+        finally:
+            ended = [task for task in tasks if task.done()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    for task in ended:
+        task.result()
+    await asyncio.to_thread(books_balance, stack)
+
+
+async def pushed(stack: Stack, callers: int, seconds: float) -> float:
+    """The same for so long. In what time they really asked, in seconds."""
+    began = time.monotonic()
+    async with pushing(stack, callers):
+        await asyncio.sleep(seconds)
+        return time.monotonic() - began
 
 
 def spent(record: dict[str, Any]) -> int:
@@ -97,9 +113,7 @@ async def test_a_limit_smaller_than_configured_is_followed(alone: Stack, capsys:
     there is is used; when it allows more again, that is used too.
     """
     tell(alone, "one", tpm=TPM // 5)
-    began = time.monotonic()
-    await pushed(alone, 30, 15.0)
-    took = time.monotonic() - began
+    took = await pushed(alone, 30, 15.0)
     record = alone.record("one")
     allowed = TPM / 5 / 60 * (BURST_S + took)
     assert counter(alone, "one/*/total")["per_second"] <= TPM / 5 / 60 * 0.95 + 1e-6
@@ -148,10 +162,10 @@ async def somebody_else(stack: Stack, tokens_per_s: float) -> AsyncIterator[None
 
 async def test_others_on_the_same_account_leave_us_the_rest(alone: Stack, capsys: pytest.CaptureFixture[str]) -> None:
     """Somebody else uses half: we use the rest, and are refused now and then only."""
-    async with somebody_else(alone, TPM / 60 / 2):
-        await pushed(alone, 20, 15.0)
+    async with somebody_else(alone, TPM / 60 / 2), pushing(alone, 20):
+        await asyncio.sleep(15.0)
         before = await asyncio.to_thread(alone.record, "one")
-        await pushed(alone, 20, 20.0)
+        await asyncio.sleep(20.0)
         after = await asyncio.to_thread(alone.record, "one")
     span = after["now"] - before["now"]
     used, theirs = spent(after) - spent(before), after["charged_tokens"] - before["charged_tokens"]
@@ -172,18 +186,18 @@ def test_what_headers_say_is_dated_by_the_answers_first_byte(alone: Stack) -> No
     tell(alone, "one", output_tokens_per_s=16, early_headers=True)
     try:
         began = time.monotonic()
-        body = chat(model="m", max_tokens=110, stream=True)
+        body = chat(model="m", max_tokens=140, stream=True)
         with httpx.stream("POST", alone.url + CHAT, json=body, timeout=30) as response:
             lines = response.iter_lines()
             next(lines)
             first = time.monotonic()
-            until(lambda: _age(alone) is not None and time.monotonic() - began > 5.2)
+            until(lambda: (age := _age(alone)) is not None and age <= time.monotonic() - began)
             _is_of_between(alone, began, first)
             for _ in lines:
                 pass
         took = time.monotonic() - began
         assert took > 6.5
-        time.sleep(0.2)
+        books_balance(alone)
         _is_of_between(alone, began, first)
     finally:
         tell(alone, "one", output_tokens_per_s=5000, early_headers=False)
@@ -206,18 +220,20 @@ async def test_a_smooth_lane_sends_evenly_and_another_in_a_burst(
     gate: Gate, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Forty requests at once at a full bucket: P1 sends them all, P2 one after another at the bucket's rate."""
-    fullest = {}
+    fullest: dict[str, list[float]] = {}
     for lane in ("P1", "P2"):
         stack = gate(upstreams={"one": copy.deepcopy(ONE)}, lanes=LANES, other_endpoints=None)
         async with crowd(stack) as clients:
             body = chat("word " * 20, model="m", max_tokens=170)
             answers = await asyncio.gather(*(clients.ask(body, x_tidegate_priority=lane) for _ in range(40)))
         assert [answer.status for answer in answers] == [200] * 40
-        fullest[lane] = _fullest([(one["admitted"], one["charged"]) for one in ours(stack.record("one"))], 1.0)
-    rate = TPM / 60 * 0.95
-    show(capsys, f"fullest second: burst {fullest['P1'] / rate:.1f}, smooth {fullest['P2'] / rate:.1f} times the rate")
-    assert fullest["P1"] >= 5 * rate
-    assert fullest["P2"] <= 1.35 * rate
+        charges = [(one["admitted"], one["charged"]) for one in ours(stack.record("one"))]
+        fullest[lane] = [_fullest(charges, seconds) / (TPM / 60 * 0.95 * seconds) for seconds in (1.0, 3.0)]
+    show(capsys, f"fullest second: burst {fullest['P1'][0]:.1f}, smooth {fullest['P2'][0]:.1f} times the rate")
+    assert fullest["P1"][0] >= 5
+    # In one second there may be what a busy machine kept back in the one before.
+    assert fullest["P2"][0] <= 2
+    assert fullest["P2"][1] <= 1.35
 
 
 def _fullest(charges: Sequence[tuple[float, int]], window_s: float) -> int:
@@ -243,7 +259,7 @@ def post_fault(stack: Stack, name: str, fault: str, count: int = 1) -> None:
 
 def served_by(stack: Stack, model: str = "m", **headers: str) -> str:
     """Who answers a request."""
-    reply = httpx.post(stack.url + CHAT, json=chat(model=model), headers=headers, timeout=30)
+    reply = HTTP.post(stack.url + CHAT, json=chat(model=model), headers=headers)
     assert reply.status_code == 200, reply.text
     return reply.headers["x-tidegate-upstream"]
 
@@ -258,12 +274,15 @@ def test_a_429_pauses_that_model_there_until_then_and_the_next_takes_over(gate: 
     assert served_by(stack) == "second"
     until(lambda: "paused_s" in stack.state()["pacing"]["upstream/first/m/total"])
     forget(stack)
-    assert [served_by(stack) for _ in range(10)] == ["second"] * 10
+    others = [served_by(stack)]
+    while len(others) < 10 and time.monotonic() - began < 4:
+        others.append(served_by(stack))
+    assert set(others) == {"second"}
     assert served_by(stack, "n") == "first"
-    assert [one["model"] for one in stack.record("first")["requests"]] == ["n"]
-    assert time.monotonic() - began < 4.5
-    until(lambda: served_by(stack) == "first", within_s=5.0, every_s=0.2)
-    assert time.monotonic() - began == pytest.approx(5.0, abs=1.0)
+    if time.monotonic() - began < 5:
+        assert [one["model"] for one in stack.record("first")["requests"]] == ["n"]
+    until(lambda: served_by(stack) == "first", every_s=0.2)
+    assert 4.9 < time.monotonic() - began < 10
 
 
 def test_who_waits_for_a_paused_upstream_goes_when_the_pause_ends(gate: Gate) -> None:
@@ -276,16 +295,20 @@ def test_who_waits_for_a_paused_upstream_goes_when_the_pause_ends(gate: Gate) ->
     )
     assert served_by(stack) == "first"
     post_fault(stack, "first", "429;retry-after=4")
+    began = time.monotonic()
     refused = httpx.post(stack.url + CHAT, json=chat(model="m"), timeout=30)
     assert refused.status_code in (429, 503)
     until(lambda: "paused_s" in stack.state()["pacing"]["upstream/first/m/total"])
     hasty = httpx.post(stack.url + CHAT, json=chat(model="m"), headers={"x-tidegate-priority": "P0"}, timeout=30)
     assert (hasty.status_code, hasty.headers["x-tidegate-reason"]) == (503, "deadline_unmeetable")
-    assert 2.0 <= int(hasty.headers["retry-after-ms"]) / 1000 <= 5.0
+    least_s = 4.0 - (time.monotonic() - began) - LANES["P0"]["max_wait_s"]
+    assert max(1.0, least_s) <= int(hasty.headers["retry-after-ms"]) / 1000 <= 5.0
     patient = httpx.post(stack.url + CHAT, json=chat(model="m"), headers={"x-tidegate-priority": "P2"}, timeout=30)
     assert patient.status_code == 200
-    assert 2500 <= int(patient.headers["x-tidegate-queue-ms"]) <= 4500
-    assert [one["status"] for one in stack.record("first")["requests"]] == [200, 429, 200]
+    assert int(patient.headers["x-tidegate-queue-ms"]) > 0
+    seen = stack.record("first")["requests"]
+    assert [one["status"] for one in seen] == [200, 429, 200]
+    assert 3.9 < seen[2]["time"] - seen[1]["time"] < 8
 
 
 def test_a_day_that_is_spent_is_waited_for_and_minutes_are_not_shrunk(tmp_path: Path) -> None:
@@ -301,7 +324,7 @@ def test_a_day_that_is_spent_is_waited_for_and_minutes_are_not_shrunk(tmp_path: 
         }
         with running(tmp_path, upstreams=upstreams, lanes=LANES, other_endpoints=None) as stack:
             assert served_by(stack) == "groq"
-            time.sleep(0.2)
+            books_balance(stack)
             assert counter(stack, "groq/*/requests")["per_second"] == pytest.approx(95.0)
             assert served_by(stack) == "groq"
             until(lambda: "paused_s" in stack.state()["pacing"]["upstream/groq/*/requests"])
@@ -320,9 +343,7 @@ async def test_limits_are_learned_from_nothing(gate: Gate, capsys: pytest.Captur
     assert counter(stack, "one/*/total")["per_second"] == pytest.approx(TPM / 60 * 0.95)
     assert counter(stack, "one/*/requests")["per_second"] == pytest.approx(100 * 0.95)
     forget(stack)
-    began = time.monotonic()
-    await pushed(stack, 40, 10.0)
-    took = time.monotonic() - began
+    took = await pushed(stack, 40, 14.0)
     record = stack.record("one")
     there = TPM / 60 * (took + BURST_S)
     used = spent(record) / there

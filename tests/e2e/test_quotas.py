@@ -41,7 +41,7 @@ PRICES = {"*": {"input": IN * 1e6, "output": OUT * 1e6}}
 CAP = 16
 LOOP = 100
 """A loop that nobody stops would call so many times."""
-SLOW = {"x-fake-fault": "slow-first-token;s=1"}
+SLOW = {"x-fake-fault": "slow-first-token;s=3"}
 
 
 @pytest.fixture(scope="module")

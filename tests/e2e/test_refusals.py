@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import anthropic
@@ -25,6 +26,7 @@ from extproc.stack import Stack, free_ports
 from tests.e2e.conftest import chat
 from tests.e2e.doubles import CHAT, MESSAGES, NEVER_OPENS, connect, forget, running, until, waiting, written
 
+HTTP = httpx.Client(timeout=60)
 CHINESE = "zh-CN,zh;q=0.9,en;q=0.8"
 JITTER = 1.25
 LANES = {
@@ -154,6 +156,40 @@ def pressed(stack: Stack) -> Iterator[None]:
         yield
 
 
+def press_again(stack: Stack, case: Case) -> None:
+    """What was pressed is at rest again by and by: nobody would be refused, or be told to wait for as long."""
+    if case.reason == "tenant_quota":
+        spend_quota(stack)
+    elif case.reason == "deadline_unmeetable":
+        indebt(stack, str(case.body["model"]))
+    elif case.body.get("model") == "dead":
+        until(lambda: float(stack.state()["breakers"]["dead"].get("rests_s", 0)) > 25, within_s=90)
+
+
+def spend_quota(stack: Stack, most: float = 0.15) -> None:
+    """Ask until the tenant has no more than this part of a request left."""
+
+    def left() -> float:
+        return float(stack.state()["counters"]["tenant/quota/requests"]["level"])
+
+    while left() > most:
+        until(lambda: left() >= 1, within_s=60)
+        assert openai_raw(stack, Case("", 200, *BAD, key="sk-quota")).status_code == 200
+
+
+def indebt(stack: Stack, model: str) -> None:
+    """Let a bucket owe for half a minute: a large request may go when it is full."""
+
+    def bucket() -> dict[str, Any]:
+        return dict(stack.state()["counters"][f"upstream/{model}/*/total"])
+
+    if bucket()["level"] > -2500:
+        until(lambda: (now := bucket())["level"] >= now["capacity"], within_s=90)
+        debt = Case("", 200, *BAD, body={"model": model, "max_tokens": 5000})
+        assert openai_raw(stack, debt).status_code == 200
+        until(lambda: bucket()["level"] < -2500)
+
+
 class held:  # noqa: N801 - reads as the sentence it is
     """A request that stays where it is until the block ends; its client leaves then."""
 
@@ -188,7 +224,7 @@ def anthropic_raw(stack: Stack, case: Case, language: str = "") -> httpx.Respons
 
 def _post(stack: Stack, case: Case, path: str, headers: dict[str, str], language: str) -> httpx.Response:
     headers = {**headers, **case.headers, **({"accept-language": language} if language else {})}
-    return httpx.post(stack.url + path + case.path, json=chat(**case.body), headers=headers, timeout=20)
+    return HTTP.post(stack.url + path + case.path, json=chat(**case.body), headers=headers)
 
 
 def openai_sdk(stack: Stack, case: Case, retries: int = 0) -> Exception:
@@ -293,6 +329,7 @@ def check_errors(case: Case, seen: Seen) -> None:
 @pytest.mark.parametrize("case", CASES, ids=named)
 def test_a_refusal_says_why_and_when_in_every_way_of_asking(stack: Stack, case: Case) -> None:
     """Status, headers, body and SDK exception are those of the table, in both dialects and both languages."""
+    press_again(stack, case)
     seen = see(stack, case)
     for response in (seen.openai, seen.anthropic, seen.openai_chinese, seen.anthropic_chinese):
         check_headers(case, response)
@@ -324,6 +361,7 @@ def test_the_sdks_come_back_when_they_were_told_to(stack: Stack) -> None:
 
 def test_a_quota_refusal_shows_the_limits_of_its_tenant(stack: Stack) -> None:
     """The rate-limit headers are the tenant's own: size, what is left, and when it is full again in epoch seconds."""
+    spend_quota(stack, most=0.9)
     headers = openai_raw(stack, next(case for case in CASES if case.reason == "tenant_quota")).headers
     now = time.time()
     assert headers["x-ratelimit-limit-requests"] == "2"
@@ -350,7 +388,8 @@ def test_an_exhausted_chain_tells_when_the_first_of_it_may_be_asked(stack: Stack
         return float(stack.state()["breakers"]["dead"].get("rests_s", 0))
 
     assert told("weak") == 600
-    before = until(lambda: rests_s() > 20 and rests_s(), within_s=30)
+    indebt(stack, "owing")
+    before = until(lambda: (now := rests_s()) > 20 and now, within_s=90)
     while_it_rests = told("weak-or-dead")
     assert rests_s() <= while_it_rests <= before + 1
     bucket = stack.state()["counters"]["upstream/owing/*/total"]
@@ -362,6 +401,7 @@ def test_a_wait_that_has_a_bucket_behind_it_is_computed_from_it(stack: Stack) ->
     """The time told is when the bucket will hold enough, later by a quarter at most, and not always the same."""
     case = next(case for case in CASES if case.reason == "deadline_unmeetable")
     case = replace(case, body={"model": "owing"})
+    indebt(stack, "owing")
     bucket = stack.state()["counters"]["upstream/owing/*/total"]
     told = [int(openai_raw(stack, case).headers["retry-after-ms"]) / 1000 for _ in range(5)]
     size = 16 + 10  # max_tokens, and about as much prompt
@@ -376,7 +416,7 @@ def test_a_deadline_that_passes_in_line_is_a_deadline_passed(stack: Stack) -> No
     case = Case("deadline_passed", 504, *LATE, body={"model": "tight"}, headers={"x-request-timeout-ms": "300"})
     began = time.monotonic()
     check_headers(case, openai_raw(stack, case))
-    assert 0.25 < time.monotonic() - began < 2.0
+    assert 0.25 < time.monotonic() - began < LANES["P1"]["max_wait_s"] / 2
 
 
 def test_a_dialect_that_no_upstream_speaks_is_refused_for_good(stack: Stack) -> None:
@@ -389,7 +429,7 @@ def test_a_refusal_is_told_in_anthropics_words_on_paths_that_are_not_priced(stac
     """A caller of the Anthropic API gets its dialect on every path under /v1/messages, exhausted chains included."""
     headers = {"x-api-key": "sk-open", "anthropic-version": "2023-06-01", "x-fake-fault": "503"}
     for path in (f"{MESSAGES}/batches", f"{MESSAGES}/nothing", f"{MESSAGES}/count_tokens"):
-        answer = httpx.post(stack.url + path, json=chat(), headers=headers)
+        answer = HTTP.post(stack.url + path, json=chat(), headers=headers)
         assert answer.json()["type"] == "error", path
 
 
@@ -403,7 +443,7 @@ PRIVATE = ("org-fake", "api key", "api_key", "x-api-key", "quota", "credit", "bi
 def test_what_a_provider_says_of_our_account_stays_inside(stack: Stack, fault: str, path: str) -> None:
     """Our key, our credit and our rate limit are ours: the caller reads that every upstream failed, in our words."""
     headers = {"x-api-key": "sk-open", "x-fake-fault": fault}
-    answer = httpx.post(stack.url + path, json=chat(), headers=headers)
+    answer = HTTP.post(stack.url + path, json=chat(), headers=headers)
     assert answer.status_code == 503
     assert answer.headers["x-tidegate-reason"] == "upstream_failed"
     assert answer.headers["retry-after"] == "5"
@@ -424,10 +464,10 @@ def foreign(answer: httpx.Response) -> list[str]:
 def test_a_providers_limits_are_not_the_callers(stack: Stack, path: str, more: dict[str, Any]) -> None:
     """Rate-limit headers, on good answers and on honest errors, are about our account and do not reach the caller."""
     headers = {"x-api-key": "sk-open"}
-    good = httpx.post(stack.url + path, json=chat(**more), headers=headers)
+    good = HTTP.post(stack.url + path, json=chat(**more), headers=headers)
     assert good.status_code == 200
     assert not foreign(good)
-    honest = httpx.post(stack.url + path, json=chat(**more), headers={**headers, "x-fake-fault": "context-length"})
+    honest = HTTP.post(stack.url + path, json=chat(**more), headers={**headers, "x-fake-fault": "context-length"})
     assert honest.status_code == 400
     assert "x-tidegate-reason" not in honest.headers
     assert not foreign(honest)
@@ -485,7 +525,9 @@ def test_a_flood_is_stopped_at_the_door_in_the_callers_dialect(changed: Stack) -
     """More requests a second than one key may send: Envoy says so by itself, before the service is asked."""
     flood = Case("", 200, *BAD, key="sk-flood")
     for ask in (openai_raw, anthropic_raw):
-        refused = next(answer for answer in (ask(changed, flood) for _ in range(200)) if answer.status_code == 429)
+        with ThreadPoolExecutor(30) as pool:
+            answers = list(pool.map(partial(ask, changed), [flood] * 100))
+        refused = next(answer for answer in answers if answer.status_code == 429)
         assert refused.headers["x-tidegate-reason"] == "tenant_quota"
         assert refused.json()["error"]["reason"] == "tenant_quota"
         assert (refused.headers["retry-after"], refused.headers["x-should-retry"]) == ("1", "true")
@@ -496,7 +538,8 @@ def test_a_flood_is_stopped_at_the_door_in_the_callers_dialect(changed: Stack) -
 @pytest.fixture(scope="module")
 def leaving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A small stack whose service comes and goes."""
-    with running(tmp_path_factory.mktemp("leaving"), upstreams={"main": {"concurrency": 1}}, lanes=LANES) as stack:
+    upstreams, service = {"main": {"concurrency": 1}}, {"drain_s": 30}
+    with running(tmp_path_factory.mktemp("leaving"), upstreams=upstreams, lanes=LANES, service=service) as stack:
         yield stack
 
 
@@ -505,7 +548,7 @@ def test_a_service_that_drains_sends_newcomers_away_for_a_second(leaving: Stack)
     case = Case("draining", 503, *BUSY_503, wait_s=(1.0, 1.0))
     service = leaving.processes["service"]
     with ThreadPoolExecutor(2) as pool:
-        slow = Case("", 200, *BAD, headers={"x-fake-fault": "slow-first-token;s=2"})
+        slow = Case("", 200, *BAD, headers={"x-fake-fault": "slow-first-token;s=5"})
         running_answer = pool.submit(openai_raw, leaving, slow)
         until(lambda: leaving.state()["unsettled"] == 1)
         waiter = pool.submit(openai_raw, leaving, case)
@@ -518,7 +561,7 @@ def test_a_service_that_drains_sends_newcomers_away_for_a_second(leaving: Stack)
         check_bodies(case, seen)
         check_errors(case, seen)
         assert running_answer.result().status_code == 200
-    assert service.wait(8) == 0
+    assert service.wait(60) == 0
     leaving.start_service()
     served(leaving)
 
@@ -535,7 +578,7 @@ def test_without_the_service_envoy_refuses_in_the_callers_dialect(leaving: Stack
     check_bodies(case, seen, identified=leaving.settings.gateway.profile != "classic")
     check_errors(case, seen)
     for path in ("/v1/models", "/v1/files", "/v1/messages/batches"):
-        assert httpx.get(leaving.url + path).headers["x-tidegate-reason"] == "admission_unavailable"
+        assert HTTP.get(leaving.url + path).headers["x-tidegate-reason"] == "admission_unavailable"
     assert leaving.record("main")["requests"] == []
     leaving.start_service()
     served(leaving)

@@ -26,7 +26,7 @@ from aiohttp import web
 
 from extproc import lifecycle
 from extproc.stack import Stack, envoy_binary, free_ports
-from tests.e2e.conftest import books_balance, chat, fill_buckets, settings_for
+from tests.e2e.conftest import PATIENCE_S, books_balance, chat, fill_buckets, settings_for
 from tests.e2e.doubles import CHAT, until, waiting
 
 WORKERS = 4
@@ -91,7 +91,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generations]:
         },
     )  # fmt: skip
     fill_buckets(settings)
-    with Generations(settings, folder, workers=WORKERS) as running:
+    with Generations(settings, folder, workers=WORKERS, patience_s=PATIENCE_S) as running:
         yield running
         books_balance(running)
     assert not Path(f"{folder}/tidegate.sock").exists()

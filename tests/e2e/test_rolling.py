@@ -20,7 +20,7 @@ import yaml
 from extproc.against.command import compare
 from extproc.settings import Settings
 from extproc.stack import Stack, _tidegate, free_ports
-from tests.e2e.conftest import chat, fill_buckets, settings_for
+from tests.e2e.conftest import PATIENCE_S, chat, fill_buckets, settings_for
 from tests.e2e.doubles import CHAT, until
 
 CLIENTS = 24
@@ -119,7 +119,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         one = settings.model_copy(update={"service": settings.service.model_copy(update=own)})
         fill_buckets(one)
         each.append(one)
-    with Pair(settings, tmp_path, workers=2, each=each) as stack:
+    with Pair(settings, tmp_path, workers=2, patience_s=PATIENCE_S, each=each) as stack:
         yield stack
 
 

@@ -164,9 +164,9 @@ def test_up_greets_serves_reports_and_stops(tmp_path: Path) -> None:
         answer = subprocess.run([*curl, "--silent", "--fail"], capture_output=True, text=True, timeout=30, check=True)
         assert '"choices"' in answer.stdout
         one.said("served primary 1")
-        before = len(one.seconds())
-        time.sleep(3)
-        assert 2 <= len(one.seconds()) - before <= 4
+        before, began = len(one.seconds()), time.monotonic()
+        until(lambda: len(one.seconds()) >= before + 3)
+        assert time.monotonic() - began > 1.9, "one in a second, no more"
         assert all(LINE.fullmatch(line) for line in one.seconds()), one.seconds()
         assert all(map(listening, ports_of(one, content)))
 
@@ -194,10 +194,10 @@ def test_up_looks_after_its_parts(tmp_path: Path) -> None:
 
         os.kill(one.pid(" serve "), signal.SIGKILL)
         one.said("the service ended; starting it again")
-        until(lambda: HTTP.post(one.url + CHAT, json=chat()).status_code == 200, within_s=15, every_s=0.05)
+        until(lambda: HTTP.post(one.url + CHAT, json=chat()).status_code == 200, within_s=60, every_s=0.05)
 
         os.kill(one.pid("envoy.yaml"), signal.SIGKILL)
-        assert one.process.wait(20) == 2
+        assert one.process.wait(60) == 2
         assert "envoy ended; see " in one.said("envoy ended")
         assert one.children() == []
         assert not any(map(listening, ports_of(one, content)))
