@@ -276,9 +276,9 @@ def test_a_long_page_costs_little() -> None:
     assert page.count(b"\n") >= 1400
     spent = []
     for _ in range(20):
-        began = time.process_time()
+        began = time.thread_time()
         VLLM.read(page)
-        spent.append(time.process_time() - began)
+        spent.append(time.thread_time() - began)
     assert min(spent) < 0.002
 
 

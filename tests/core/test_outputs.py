@@ -106,10 +106,10 @@ def test_learning_costs_microseconds() -> None:
     tokens = [rng.randrange(1, 4000) for _ in range(5000)]
     for each in tokens[:500]:
         outputs.learn("t", "m", each, capped=False)
-    began = time.perf_counter()
+    began = time.thread_time()
     for each in tokens:
         outputs.learn("t", "m", each, capped=False)
-    assert (time.perf_counter() - began) / len(tokens) < 100e-6
+    assert (time.thread_time() - began) / len(tokens) < 100e-6
 
 
 def test_an_answer_with_a_limit_is_taken_to_use_it_until_more_is_known() -> None:

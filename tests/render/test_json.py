@@ -95,6 +95,6 @@ def test_large_and_hostile_texts_take_no_time() -> None:
     quotes, arrays = b'{"a":"' + b'\\"' * 500_000 + b'","b":1}', b'{"a":[' + b"[1]," * 250_000 + b"[2]]}"
     slashes = b'{"a":"' + b"\\" * 1_000_001
     for text in (vectors, quotes, arrays, slashes):
-        began = time.perf_counter()
+        began = time.thread_time()
         top(text)
-        assert time.perf_counter() - began < 1.0
+        assert time.thread_time() - began < 1.0

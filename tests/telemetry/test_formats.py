@@ -88,10 +88,10 @@ def test_where_nothing_fits_plain_text_is_told_all_the_same(accept: str) -> None
 
 def test_a_long_header_costs_little() -> None:
     """Of very many ranges the first count."""
-    began = time.process_time()
+    began = time.thread_time()
     assert preferred(f"{OPEN};q=0.5," + "text/plain;q=0.6," * 100_000) == TEXT_TYPE
     assert preferred("image/png," * 100_000 + OPEN) == TEXT_TYPE
-    assert time.process_time() - began < 1.0
+    assert time.thread_time() - began < 1.0
 
 
 @pytest.mark.parametrize(("kind", "end"), [(TEXT_TYPE, False), (TEXT_1_TYPE, False), (OPEN_TYPE, True)])
