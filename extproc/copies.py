@@ -62,11 +62,14 @@ class Copies:
         return Copy(self, request)
 
     def settled(self, event: Settled) -> None:
-        """A request's outcome is known: who was served does not come back, whose client left has its place kept."""
+        """A request's outcome is known: who was served does not come back, whose client left has its place kept.
+
+        One that was evicted has given its place to the copy that it was evicted for.
+        """
         request = event.request
         if not request.fingerprint:
             return
-        served = event.answered and not event.client_gone
+        served = event.answered and not event.given_up
         for copy in self._here.get(request.fingerprint, ()):
             if copy.request is request:
                 copy.served, copy.left = served, event.client_gone

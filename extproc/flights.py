@@ -68,8 +68,8 @@ SILENT, CUT_OFF = "silent", "cut"
 """Ways to fail; see `_way`."""
 TIMED_OUT = "response_timeout"
 """Flag and details of a request that Envoy ended by itself: no record of an attempt tells of that."""
-REPLACED = f"tidegate_{Reason.EVICTED}"
-"""Details of a request that was ended here while it ran, because its client had sent it again: that one is gone."""
+EVICTED = f"tidegate_{Reason.EVICTED}"
+"""Details of a request that was ended here while it ran, because its client had sent it again."""
 HOLLOW = frozenset({"broken", "empty", "short"})
 """What is wrong with an answer that has its end; its caller may have brought it about, by a grammar nothing fits."""
 MALFORMED = "malformed"
@@ -335,24 +335,24 @@ class Flights:
 
     async def _final(self, flight: Flight, record: Record) -> None:
         flight.attempts = max(flight.attempts, record.attempt)
-        client_gone = bool(record.flags & CLIENT_LEFT) or record.status == 0 or record.details == REPLACED
+        given_up = bool(record.flags & CLIENT_LEFT) or record.status == 0 or record.details == EVICTED
         usage: Usage | None = None
         if 0 < record.status < 400:  # noqa: PLR2004 - an answer was begun
             usage = self._usage(flight, record)
             complete = bool(record.tail.get("finish") or record.tail.get("done"))
             seen = None if complete or not flight.request.stream else _number(record.tail.get("events"))
             changes = flight.served(record.upstream, usage, seen)
-            self._learn(flight, record, usage, complete=complete, client_gone=client_gone)
+            self._learn(flight, record, usage, complete=complete, given_up=given_up)
             if tunings := self._allowances.served(flight.request):
                 await self._allowances.tune(tunings)
         else:
             timed_out = record.details == TIMED_OUT
             if timed_out:
                 self._judge(record, flight)
-            elif client_gone:
+            elif given_up:
                 self._time(flight, record)
-            changes = flight.unserved(record.upstream if client_gone or timed_out else "")
-        self._close(flight, _settled(flight, record, usage, client_gone=client_gone))
+            changes = flight.unserved(record.upstream if given_up or timed_out else "")
+        self._close(flight, _settled(flight, record, usage, given_up=given_up))
         await self._apply(changes, self._own.get(flight), flight.taken, flight.request.ticket)
 
     def _close(self, flight: Flight, event: Settled) -> None:
@@ -373,7 +373,7 @@ class Flights:
         usage = usage_of(flight.request.dialect, record.tail)
         return usage if usage.input is not None or usage.output is not None else None
 
-    def _learn(self, flight: Flight, record: Record, usage: Usage | None, *, complete: bool, client_gone: bool) -> None:
+    def _learn(self, flight: Flight, record: Record, usage: Usage | None, *, complete: bool, given_up: bool) -> None:
         if state := record.tail.get("state"):
             self._affinity.learn(str(state), record.upstream)
         if usage is not None:
@@ -382,7 +382,7 @@ class Flights:
                 generating = record.duration_s - flight.waited_s - (record.first_token_s or 0.0)
                 self._pace.learn_output(flight.request.model, generating, usage.output)
         flight.cut = bool(record.flags & (CUT - {STALLED}))
-        if client_gone or flight.cut:  # its attempt's record counts it, sooner or later
+        if given_up or flight.cut:  # its attempt's record counts it, sooner or later
             self._time(flight, record)
             return
         outcome, cause, malformed = _verdict(record, self._provider(record.upstream))
@@ -661,23 +661,26 @@ def _meaning(provider: str, status: int, error: str) -> Outcome:
             return Outcome.FAILURE
 
 
-def _settled(flight: Flight, record: Record, usage: Usage | None, *, client_gone: bool) -> Settled:
+def _settled(flight: Flight, record: Record, usage: Usage | None, *, given_up: bool) -> Settled:
+    """given_up: before its end, by its client or for a later copy."""
+    evicted = record.details == EVICTED
     return Settled(
         request=flight.request,
-        upstream=record.upstream if client_gone or record.status < 400 else "",  # noqa: PLR2004 - HTTP
+        upstream=record.upstream if given_up or record.status < 400 else "",  # noqa: PLR2004 - HTTP
         attempts=max(1, flight.attempts),
-        status=0 if record.details == REPLACED and record.status >= 400 else record.status,  # noqa: PLR2004 - HTTP
+        status=0 if evicted and record.status >= 400 else record.status,  # noqa: PLR2004 - HTTP
         usage=usage,
         waited_s=flight.waited_s,
         first_token_s=record.first_token_s,
         duration_s=record.duration_s,
-        client_gone=client_gone,
+        client_gone=given_up and not evicted,
+        evicted=evicted,
         finish=str(record.tail.get("finish", "")),
         cost_usd=flight.cost,
         flags=record.flags,
         details=record.details,
         asked=record.upstream,
-        fault="" if client_gone or record.status >= 400 else _fault(record),  # noqa: PLR2004 - HTTP
+        fault="" if given_up or record.status >= 400 else _fault(record),  # noqa: PLR2004 - HTTP
     )
 
 

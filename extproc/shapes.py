@@ -29,9 +29,10 @@ __all__ = [
 Status = Literal["ok", "waiting", "shedding", "outage", "bypassed", "draining"]
 """The one word for it, the gravest that is true."""
 Level = Literal["error", "warning", "info"]
-RequestState = Literal["arriving", "waiting", "running", "served", "failed", "refused", "left", "unknown"]
-"""How a request stands. failed: no upstream answered, or its answer was none, or broke off. left: its client did not
-wait for the decision, or for the answer. unknown: it was let go, and nobody told what became of it.
+RequestState = Literal["arriving", "waiting", "running", "served", "failed", "refused", "evicted", "left", "unknown"]
+"""How a request stands. failed: no upstream answered, or its answer was none, or broke off. evicted: a later copy of it
+came while it ran, and took its place. left: its client did not wait for the decision, or for the answer. unknown: it
+was let go, and nobody told what became of it.
 """
 
 
@@ -291,6 +292,7 @@ class Tally(TypedDict, closed=True):
     unknown_usage: int
     unpriced: int
     client_gone: int
+    evicted: int
     waited_s: float
     alerts: list[Alert]
 

@@ -39,7 +39,7 @@ from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Dialect, Request, Size, Usage
 from extproc.core.retries import RetryBudget
 from extproc.core.spend import PriceList
-from extproc.flights import LEASE_S, MOST_CLOSED, REPLACED, Flights
+from extproc.flights import EVICTED, LEASE_S, MOST_CLOSED, Flights
 from extproc.ports import Record, RecordKind
 from tests.doubles import Ledger, Observer, Suspending, VirtualLoop, claims, play, request
 
@@ -1026,20 +1026,23 @@ def test_what_an_error_in_a_stream_says_of_a_name_is_what_its_status_would(error
 
 
 @pytest.mark.parametrize(("status", "tail", "kept"), [(503, {}, 60), (200, {"events": 7}, 67), (200, {}, 100)])
-def test_what_was_ended_here_is_booked_as_if_its_client_had_left(
+def test_one_that_was_evicted_while_it_ran_is_booked_as_if_its_client_had_left(
     kind: type[Ledger], status: int, tail: dict[str, Any], kept: float
 ) -> None:
-    """A retry has taken its place: input and output seen are paid for, and nothing is held against the upstream."""
+    """A retry has taken its place: input and output seen are paid for, and nothing is held against the upstream. It is
+    told as what it was.
+    """
 
     async def scenario(loop: VirtualLoop) -> None:
         desk = Desk(loop, kind)
         earlier, trip = await desk.take_off("a"), await desk.take_off("a")
         await earlier.failed("a", 503)
-        await trip.final("a", status, details=REPLACED, tail=tail)
+        await trip.final("a", status, details=EVICTED, tail=tail)
         await trip.land()
         assert desk.held()["upstream/a/m/total"] == kept
         [settled] = desk.observer.of(Settled)
-        assert (settled.client_gone, settled.status) == (True, 200 if status == 200 else 0)
+        assert (settled.evicted, settled.client_gone, settled.given_up) == (True, False, True)
+        assert (settled.upstream, settled.status, settled.fault) == ("a", 200 if status == 200 else 0, "")
         assert desk.breakers.by_name["a"].failures == 1
         await earlier.land()
 

@@ -156,7 +156,8 @@ def test_the_retry_of_a_running_request_gets_the_freed_slot() -> None:
         assert first.answers == []
         assert desk.most[first.name] == 1
         await desk.settle_down()
-        ends = {event.request.ticket: event.client_gone for event in desk.observer.of(Settled)}
+        assert not any(event.client_gone for event in desk.observer.of(Settled))
+        ends = {event.request.ticket: event.evicted for event in desk.observer.of(Settled)}
         assert ends == {
             first.departures[0].ticket: True,
             waiting.departures[0].ticket: False,

@@ -154,7 +154,7 @@ class Retried:
 @value
 class AttemptFailed:
     """One attempt at one upstream failed; error is the provider's type/code where it gave one. Told once, at times
-    its request was settled.
+    after its request was settled.
 
     following: where the request is now, empty for nowhere. charged: an answer came and was none, so that it was paid.
     number: which attempt of its request it was. seconds: how long it took. cause: in a few words.
@@ -176,12 +176,13 @@ class AttemptFailed:
 class Settled:
     """The books on a request are closed. Emitted once per admitted request.
 
-    usage None: unknown, the estimate was kept. upstream is who served, or where it was when its client left; empty when
-    nobody did. status 0: no answer was sent. first_token_s: seconds from the upstream's first byte asked to the first
-    body byte, None when unknown. cost_usd: what it cost, attempts that were cut included; None when nobody knows a
-    price. flags, details: Envoy's, of how it ended. lost: no record came, so that nothing is known but that it ended.
-    asked: the last upstream that was asked, whether it answered or not; empty when nobody knows. fault: what was wrong
-    with an answer that was begun and that nobody left, in a few words; empty for nothing.
+    usage None: unknown, the estimate was kept. upstream is who served, or where it was when its client left or it was
+    evicted; empty when nobody did. status 0: no upstream's answer was sent. first_token_s: seconds from the upstream's
+    first byte asked to the first body byte, None when unknown. cost_usd: what it cost, attempts that were cut included;
+    None when nobody knows a price. flags, details: Envoy's, of how it ended. lost: no record came, so that nothing is
+    known but that it ended. asked: the last upstream that was asked, whether it answered or not; empty when nobody
+    knows. fault: what was wrong with an answer that was begun and waited for to its end, in a few words; empty for
+    nothing. evicted: it was ended here while it ran, because a later copy of it had come.
     """
 
     request: Request
@@ -200,11 +201,17 @@ class Settled:
     lost: bool = False
     asked: str = ""
     fault: str = ""
+    evicted: bool = False
 
     @property
     def answered(self) -> bool:
         """Whether an answer was begun that was none of an error."""
         return 0 < self.status < 400  # noqa: PLR2004 - HTTP
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody waited for its end any more: neither its client nor, since a later copy had come, we."""
+        return self.client_gone or self.evicted
 
 
 @value

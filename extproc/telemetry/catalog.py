@@ -118,6 +118,9 @@ _REQUESTS = (
     _counter("tidegate.settled", "{request}", (), "Requests whose outcome is known."),
     _counter("tidegate.client.gone", "{request}", (), "Requests whose client left before the end."),
     _counter(
+        "tidegate.evicted", "{request}", (), "Requests that ran and were ended, because a later copy of them had come."
+    ),
+    _counter(
         "tidegate.unknown_usage", "{request}", (), "Answers of which nobody told the usage; the estimate was kept."
     ),
     _counter("tidegate.waited", "s", (), "Time that requests which were let go had waited."),
@@ -145,7 +148,7 @@ _REQUESTS = (
         "s",
         ("lane", "outcome"),
         SECONDS,
-        "From arrival to the end, wait included; outcome: answered, failed or client_gone.",
+        "From arrival to the end, wait included; outcome: answered, failed, client_gone or evicted.",
     ),
 )
 _QUEUE = (

@@ -108,7 +108,7 @@ class Dossier:
         refused, settled = self.refused, self.last(events.Settled)
         if refused is not None or settled is None or settled.client_gone:
             return str(refused.reason) if refused else ""
-        return str(failed_for(settled) or "")
+        return str(Reason.EVICTED if settled.evicted else failed_for(settled) or "")
 
     @property
     def upstream(self) -> str:
@@ -298,6 +298,6 @@ def _fitted(event: E, request: Request | None) -> E:
 def _outcome(settled: events.Settled) -> RequestState:
     if settled.lost:
         return "unknown"
-    if settled.client_gone:
-        return "left"
+    if settled.given_up:
+        return "evicted" if settled.evicted else "left"
     return "served" if settled.answered and not settled.fault else "failed"

@@ -32,8 +32,6 @@ SHORT_S = 0.1
 """A wait of less is not compared with its forecast."""
 BEGUN = range(1, 400)
 """Statuses of answers that were begun."""
-REPLACED = f"tidegate_{Reason.EVICTED}"
-"""Details of one that was ended here, because its client had sent it again."""
 CHECKS = ("headers", "body", "allowance", "line", "turn")
 CHECK_WORDS = {
     "headers": "who calls, for what, and until when",
@@ -327,7 +325,7 @@ def _attempts(dossier: Dossier) -> Iterator[dict[str, Any]]:
 
 def _cause(settled: events.Settled) -> str:
     """Why the answer did not come to its end; empty where it did."""
-    if settled.details == REPLACED:
+    if settled.evicted:
         return "a later copy of it took its place"
     return "its client left" if settled.client_gone else settled.fault or ", ".join(sorted(settled.flags))
 
@@ -365,6 +363,7 @@ def _settlement(dossier: Dossier) -> dict[str, Any]:
         "finish": settled.finish,
         "fault": settled.fault,
         "client_gone": settled.client_gone,
+        "evicted": settled.evicted,
         "flags": settled.flags,
         "details": settled.details,
         "record": not settled.lost,
@@ -388,7 +387,7 @@ def _settlement_words(settled: events.Settled, reserved: Size) -> str:
         return "no record of it came, so its estimate was kept"
     cost = "" if settled.cost_usd is None else f", {settled.cost_usd:.6f} dollars"
     if settled.usage is None:
-        answered = settled.status in BEGUN and not settled.client_gone
+        answered = settled.status in BEGUN and not settled.given_up
         kept = "its estimate was kept" if answered else "what came back is by how it ended"
         return f"{reserved.total} tokens reserved, no usage reported: {kept}{cost}"
     used = settled.usage

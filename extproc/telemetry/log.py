@@ -1,9 +1,9 @@
 """One JSON line for each event worth an operator's attention, on the standard logger. Never prompts, never keys.
 
-A line of a decision tells of one request that was refused, that no upstream answered, or that waited for long,
-everything there is to explain it (see explain); it is written when the request's books are closed. Of these lines a
-share may be taken. How much is written can be changed at any time; the environment's TIDEGATE_LOG takes the place of
-the level in the config.
+A line of a decision tells of one request that was refused, that no upstream answered, that a later copy of it took the
+place of, or that waited for long, everything there is to explain it (see explain); it is written when the request's
+books are closed. Of these lines a share may be taken. How much is written can be changed at any time; the environment's
+TIDEGATE_LOG takes the place of the level in the config.
 
 A crowd cannot fill a disk, nor keep the service busy with writing: of each kind so many lines a second are written, and
 the next one tells how many were not (`unwritten`). What is worth a warning is always written.
@@ -125,7 +125,9 @@ class Logging:
         end, waited_s = dossier.events[-1][1], 0.0
         if not isinstance(end, events.Refused):
             waited_s = getattr(end, "waited_s", 0.0)
-        what = "refused" if dossier.refused else "failed" if dossier.reason else "slow"
+        settled = dossier.last(events.Settled)
+        failed = "evicted" if settled is not None and settled.evicted else "failed"
+        what = "refused" if dossier.refused else failed if dossier.reason else "slow"
         if what == "slow" and waited_s < self.settings.slow_s:
             return
         if self._chance() < self.settings.sample:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 from extproc.core import events
+from extproc.core.refusal import Reason
 from extproc.core.request import Endpoint, Request, Usage
 from extproc.telemetry.catalog import BY_NAME
 from extproc.telemetry.conventions import OPERATIONS, OTHER, Conventions
@@ -147,7 +148,7 @@ class Measures:
     def _settled(self, event: events.Settled) -> None:
         request, answered = event.request, event.answered
         trace, began_s = self.trace(request), self._began_s(event)
-        outcome = "client_gone" if event.client_gone else "answered" if answered else "failed"
+        outcome = _given_up(event) or ("answered" if answered else "failed")
         if event.duration_s is not None:
             self.durations[request.lane, outcome].record(event.duration_s, trace)
         if request.stream and answered and event.first_token_s is not None:
@@ -158,7 +159,7 @@ class Measures:
         self.sessions.used((request.tenant, request.session.id), tokens, event.cost_usd or 0.0)
         if event.asked in self._conventions.upstreams:
             took_s = None if event.duration_s is None else max(0.0, event.duration_s - began_s)
-            self._at_upstream(event, took_s, trace, well=answered and not event.client_gone)
+            self._at_upstream(event, took_s, trace, well=answered and not event.given_up)
 
     def _began_s(self, event: events.Settled) -> float:
         """Seconds from its arrival until the upstream was asked that was the last, as far as that was heard."""
@@ -210,8 +211,13 @@ def _tokens(event: events.Settled) -> int:
     return event.request.size_at(event.upstream).total if event.upstream or event.lost else 0
 
 
+def _given_up(event: events.Settled) -> str:
+    """By whom it was not waited for to its end, as an outcome; empty where it was."""
+    return str(Reason.EVICTED) if event.evicted else "client_gone" if event.client_gone else ""
+
+
 def _error(event: events.Settled) -> str:
     """Why it did not go well, in the conventions' words where they have some."""
-    if event.client_gone:
-        return "canceled"
+    if event.given_up:
+        return str(Reason.EVICTED) if event.evicted else "canceled"
     return str(event.status) if event.status else "_OTHER"

@@ -280,6 +280,7 @@ READINGS: dict[str, Reading] = {
     "tidegate.failed": _tallied("failed"),
     "tidegate.settled": _total("settled"),
     "tidegate.client.gone": _total("client_gone"),
+    "tidegate.evicted": _total("evicted"),
     "tidegate.unknown_usage": _total("unknown_usage"),
     "tidegate.waited": _total("waited_s"),
     "tidegate.in_flight": _one("flying"),

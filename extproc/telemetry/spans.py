@@ -9,7 +9,7 @@ rest follows: an attempt begins when the one before it has ended (what Envoy wai
 fifth of a second where the same upstream is asked again, counts for the later), and the last one ends with the answer.
 
 A status is an error where the request failed or was refused for want of room (429, 5xx). What its caller did wrong is
-none (the conventions for servers): `error.type` tells it all the same.
+none (the conventions for servers), nor that a later copy has taken its place: `error.type` tells it all the same.
 
 Names are those of the GenAI conventions where they have one, and `tidegate.` ones. Never here: prompts and answers,
 keys, session ids (some agents put users' names into them).
@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, TypeVar
 
 from extproc.core import events
+from extproc.core.refusal import Reason
 from extproc.core.request import Request, Usage
 from extproc.core.value import value
 from extproc.telemetry.conventions import OPERATIONS, OTHER, Conventions
@@ -173,6 +174,7 @@ def _settled(settled: events.Settled, conventions: Conventions) -> Words:
         "tidegate.attempts": settled.attempts,
         "tidegate.cost_usd": settled.cost_usd,
         "tidegate.client_gone": settled.client_gone or None,
+        "tidegate.reason": str(Reason.EVICTED) if settled.evicted else None,
         "tidegate.outcome_unknown": settled.lost or None,
     }
 
@@ -181,8 +183,8 @@ def _error(dossier: Dossier) -> tuple[str, str]:
     """What kind of error it is, and what its status says; both empty for none."""
     settled, refused = dossier.last(events.Settled), dossier.last(events.Refused)
     if settled is not None:
-        if settled.lost or settled.client_gone:
-            return "", ""
+        if settled.lost or settled.given_up:
+            return str(Reason.EVICTED) if settled.evicted else "", ""
         if broken := _broken(settled):
             return broken
         kind = str(settled.status) if settled.status >= _REFUSED else ""
@@ -193,8 +195,8 @@ def _error(dossier: Dossier) -> tuple[str, str]:
 
 
 def _broken(settled: events.Settled) -> tuple[str, str] | None:
-    """What was wrong with an answer that was begun and whose client stayed: kind of error, and what its status says."""
-    if settled.client_gone or settled.status >= _REFUSED:
+    """What was wrong with an answer that was begun and waited for: kind of error, and what its status says."""
+    if settled.given_up or settled.status >= _REFUSED:
         return None
     if settled.flags & _CUT:
         return "cut", "the answer broke off"
@@ -246,7 +248,7 @@ def _attempts(dossier: Dossier, ended: float, conventions: Conventions) -> Itera
         over = max(at, min(at + one.seconds, ended))
         yield _failed(one, number, at, over, conventions)
         at = over
-    if settled is not None and settled.upstream and (settled.status < _REFUSED or settled.client_gone):
+    if settled is not None and settled.upstream and (settled.status < _REFUSED or settled.given_up):
         yield _last(settled, len(failed) + 1, min(at, ended), ended, conventions)
     elif settled is not None and settled.lost and not failed:
         first = admitted.order[0]
@@ -273,7 +275,7 @@ def _failed(one: events.AttemptFailed, number: int, began: float, ended: float, 
 
 
 def _last(settled: events.Settled, number: int, began: float, ended: float, conventions: Conventions) -> Told:
-    """The one that answered, or was about to when its client left."""
+    """The one that answered, or was about to when its client left or a later copy came."""
     kind, error = _broken(settled) or ("", "")
     attributes: Words = {
         **_there(settled.upstream, number, conventions),

@@ -26,6 +26,7 @@ def _headline(known: Mapping[str, Any]) -> str:
         "refused": f"refused after {lasted}: {refusal.get('reason')} ({refusal.get('words')})",
         "served": f"served by {served} in {lasted}",
         "failed": f"went to {served or upstream}, and failed after {lasted}",
+        "evicted": f"evicted at {served} after {lasted}: a later copy of it took its place",
         "left": f"its client left after {lasted}",
         "unknown": f"went to {upstream}; what became of it is not known",
         "running": f"runs at {upstream}, {lasted} since it came",

@@ -41,6 +41,7 @@ class Tally:
     unknown_usage: int = 0
     unpriced: int = 0
     client_gone: int = 0
+    evicted: int = 0
     waited_s: float = 0.0
     probes: Counter[str] = field(default_factory=Counter)
     probe_tokens: Counter[str] = field(default_factory=Counter)
@@ -87,7 +88,7 @@ class Tally:
         )  # fmt: skip
         counts: dict[str, Any] = {name: dict(getattr(self, name)) for name in names}
         counts["forecasts"] = {lane: dict(ratios) for lane, ratios in self.forecasts.items()}
-        totals = ("settled", "unknown_usage", "unpriced", "client_gone", "waited_s")
+        totals = ("settled", "unknown_usage", "unpriced", "client_gone", "evicted", "waited_s")
         told: Any = counts | {name: getattr(self, name) for name in totals} | {"alerts": list(self.alerts)}
         snapshot: shapes.Tally = told
         return snapshot
@@ -127,8 +128,9 @@ class Tally:
     def _settled(self, event: events.Settled) -> None:
         self.settled += 1
         self.client_gone += event.client_gone
+        self.evicted += event.evicted
         answered = event.answered
-        unheard = not event.status and not event.client_gone
+        unheard = not event.status and not event.given_up
         if answered:
             self.served[event.upstream] += 1
             self.unpriced += event.cost_usd is None

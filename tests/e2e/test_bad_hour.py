@@ -285,9 +285,9 @@ async def _compare(hour: Hour, watch: Prometheus | None) -> None:
     assert page.by("tidegate_refused_total", "reason") == refused
     assert refused["lane_full"] > 20
     assert page.by("tidegate_failed_total", "reason") == failed
-    left = page.sum("tidegate_client_gone_total")
+    left, evicted = page.sum("tidegate_client_gone_total"), page.sum("tidegate_evicted_total")
     admitted = page.by("tidegate_admitted_total", "lane")
-    assert admitted.total() == served.total() + failed.total() + left == page.sum("tidegate_settled_total")
+    assert admitted.total() == served.total() + failed.total() + left + evicted == page.sum("tidegate_settled_total")
     assert admitted.total() + refused.total() == len(results), "nobody is lost, nobody is counted twice"
     waits = page.by("tidegate_wait_seconds_count", "outcome")
     assert (waits["admitted"], waits["refused"]) == (admitted.total(), refused.total())

@@ -168,6 +168,8 @@ def test_what_is_told_late_is_added_as_long_as_the_request_is_known(kept: Dossie
     [
         ({"status": 200}, "served"),
         ({"status": 200, "client_gone": True}, "left"),
+        ({"status": 200, "evicted": True}, "evicted"),
+        ({"status": 0, "evicted": True}, "evicted"),
         ({"status": 503}, "failed"),
         ({"status": 404}, "failed"),
         ({"status": 0, "lost": True}, "unknown"),

@@ -362,13 +362,16 @@ def test_one_that_made_room_for_a_later_copy_did_not_leave_by_itself() -> None:
     """That is told; and it has lasted until its end, not until its record came."""
     now = iter((0.0, 0.0, 5.0, 5.0, 5.0, 5.0))
     dossiers, one = Dossiers(5, lambda: next(now)), replace(request(), arrived=0.0)
-    gone = Settled(one, "a", 1, 0, None, 0.0, duration_s=0.3, client_gone=True, details="tidegate_evicted")
+    gone = Settled(one, "a", 1, 0, None, 0.0, duration_s=0.3, evicted=True, details="tidegate_evicted")
     for event in (Admitted(one, ("a", "b"), 0.0), gone):
         dossiers(event)
     dossier = dossiers.of(one.ticket)
     assert dossier is not None
     known = explain(dossier)
+    assert (known["state"], known["reason"], dossier.reason) == ("evicted", "evicted", "evicted")
+    assert (known["settlement"]["evicted"], known["settlement"]["client_gone"]) == (True, False)
     assert known["attempts"][0]["cause"] == "a later copy of it took its place"
+    assert "evicted at a after 300 ms: a later copy of it took its place" in told(known)
     assert known["lasted_s"] == 0.3
 
 
@@ -714,6 +717,7 @@ def test_any_request_has_exactly_one_dossier_that_is_closed_in_the_end(
         assert len(closed) == 1200
         assert set(closed.values()) == {1}
         fates.pop("unknown", None)  # who leaves while it is let go, of whom no record tells
+        fates.pop("evicted", None)  # whose retry came while it ran, seldom
         assert fates.keys() == {"served", "failed", "refused", "left"}
 
     play(run)

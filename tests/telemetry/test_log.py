@@ -113,6 +113,16 @@ def test_one_that_no_upstream_answered_leaves_a_line(log: Log, status: int, reas
     assert found == ([("failed", reason)] if reason else [])
 
 
+@pytest.mark.parametrize("status", [0, 200])
+def test_one_that_was_evicted_while_it_ran_leaves_a_line(log: Log, status: int) -> None:
+    """As one that was evicted in line, by the same word; whether its answer had begun or not."""
+    log.opens(level="info")
+    one = made()
+    log.tell(Admitted(one, ("a",), 0.0), Settled(one, "a", 1, status, None, 0.0, duration_s=0.5, evicted=True))
+    [line] = log.lines
+    assert (line["message"], line["decision"]["state"], line["decision"]["reason"]) == ("evicted",) * 3
+
+
 def test_a_refused_request_leaves_one_line_that_explains_it(log: Log) -> None:
     """With its id and trace; a request that nobody read has one, too."""
     log.opens(level="info")

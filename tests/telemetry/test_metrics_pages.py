@@ -22,6 +22,7 @@ from extproc.telemetry.formats import OPEN_TYPE, TEXT_TYPE
 from extproc.telemetry.measures import MOST_MOVED
 from extproc.telemetry.metrics import Metrics
 from extproc.telemetry.readings import READINGS
+from extproc.telemetry.tally import Tally
 from tests.doubles import HandClock
 from tests.telemetry.metrics_world import TRACE, meter, streamed, told
 
@@ -189,6 +190,24 @@ def test_distributions_of_a_request_that_went_by_two_upstreams() -> None:
     usage = found["gen_ai_client_token_usage"].samples
     by_type = {one.labels["gen_ai_token_type"]: one.value for one in usage if one.name.endswith("_sum")}
     assert by_type == {"input": 100, "output": 21}
+
+
+@pytest.mark.parametrize("status", [0, 200])
+def test_one_that_was_evicted_while_it_ran_is_counted_as_that(status: int) -> None:
+    """Whether its answer had begun or not: its client did not leave it, and its upstream did not fail."""
+    beside, tally = meter(), Tally()
+    evicted = events.Settled(streamed(), "backup", 1, status, None, 0.0, None, 2.0, evicted=True, asked="backup")
+    beside(evicted)
+    tally(evicted)
+    assert (tally.client_gone, tally.failed, tally.settled) == (0, {}, 1)
+    found = families(beside.page(told(beside, tally=tally.snapshot()))[0])
+
+    def sums(name: str, label: str) -> dict[str, float]:
+        return {one.labels[label]: one.value for one in found[name].samples if one.name.endswith("_sum")}
+
+    assert [one.value for one in found["tidegate_evicted"].samples] == [1]
+    assert sums("tidegate_request_duration_seconds", "outcome")["evicted"] == 2.0
+    assert sums("gen_ai_server_request_duration_seconds", "error_type")["evicted"] == 2.0
 
 
 def test_what_attempts_took_that_failed_is_in_the_first_token() -> None:

@@ -251,12 +251,14 @@ async def test_what_the_caller_did_wrong_at_the_upstream_is_no_error_of_ours() -
     ("settled", "error", "word"),
     [
         ({"client_gone": True}, StatusCode.UNSET, "tidegate.client_gone"),
+        ({"evicted": True}, StatusCode.UNSET, "error.type"),
+        ({"evicted": True}, StatusCode.UNSET, "tidegate.reason"),
         ({"flags": frozenset({"upstream_remote_reset"})}, StatusCode.ERROR, "error.type"),
         ({"fault": "answer is none: truncated"}, StatusCode.ERROR, "error.type"),
     ],
 )
 async def test_an_answer_that_did_not_come_to_its_end(settled: dict[str, Any], error: StatusCode, word: str) -> None:
-    """An upstream that broke off has failed; a client that left is nobody's error."""
+    """An upstream that broke off has failed; that a client left, or sent it again, is nobody's error."""
     world, one = World(), asked()
     world.hear(
         (0.0, Admitted(one, ("a",), 0.0)), (1.0, Settled(one, "a", 1, 200, None, 0.0, duration_s=0.9, **settled))

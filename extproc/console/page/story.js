@@ -7,8 +7,10 @@ import { button } from "./table.js";
 
 const STATES = {
   arriving: ["busy", "arriving"], waiting: ["busy", "waiting"], running: ["busy", "running"], served: ["ok", "served"],
-  failed: ["error", "failed"], refused: ["warning", "refused"], left: ["quiet", "its client left"], unknown: ["quiet", "unknown"],
+  failed: ["error", "failed"], refused: ["warning", "refused"], evicted: ["warning", "evicted"], left: ["quiet", "its client left"], unknown: ["quiet", "unknown"],
 };
+
+const CUT_SHORT = new Set(["its client left", "a later copy of it took its place"]);
 
 /** The elements that tell it. Parts that are absent do not apply, and are left out. */
 export function steps(found) {
@@ -70,7 +72,7 @@ function choice(found) {
 }
 
 function attempt(found) {
-  const went = found.ok ? "answered" : found.cause === "its client left" ? "was cut short" : "failed";
+  const went = found.ok ? "answered" : CUT_SHORT.has(found.cause) ? "was cut short" : "failed";
   const words = [
     found.status ? `status ${found.status}` : "", found.error && visible(found.error), found.cause && visible(found.cause),
     found.seconds && `after ${span(found.seconds)}`, found.first_token_s && `first token after ${span(found.first_token_s)}`,
@@ -96,7 +98,7 @@ function settlement(found) {
     ["Reasoning", used?.reasoning ? big(used.reasoning) : null], ["Cost", typeof found.cost_usd === "number" ? usd(found.cost_usd) : null],
     ["First token", typeof found.first_token_s === "number" ? span(found.first_token_s) : null],
     ["Duration", typeof found.duration_s === "number" ? span(found.duration_s) : null], ["Finish", found.finish],
-    ["Client", found.client_gone ? "left before its end" : null], ["Flags", (found.flags ?? []).join(", ")],
+    ["Client", found.client_gone ? "left before its end" : found.evicted ? "had sent it again" : null], ["Flags", (found.flags ?? []).join(", ")],
     ["Into debt", (found.into_debt ?? []).map((debt) => `${big(debt.amount)}: ${debt.words ?? debt.key}`).join("; ")],
   ]));
 }

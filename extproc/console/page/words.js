@@ -6,7 +6,7 @@ export const REASONS = {
   tenant_concurrency: ["the tenant has too many at once", "raise tenants.NAME.concurrency for a while"],
   queue_timeout: ["waited as long as its lane allows", "more capacity, or a longer max_wait_s"],
   lane_full: ["its lane was full", "more capacity; the lane's bounds keep waits short"],
-  evicted: ["a better lane took its place in the queue", "more capacity; lower lanes give way first"],
+  evicted: ["a better lane, or a later copy of it, took its place", "more capacity; lower lanes give way first"],
   deadline_unmeetable: ["would have waited past its deadline", "more capacity, or a longer deadline of the caller"],
   deadline_passed: ["its deadline had passed", "look at the caller's clock and timeout"],
   session_budget: ["the session spent its budget", "raise the session's budget, if it is no runaway loop"],

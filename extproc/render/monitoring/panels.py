@@ -145,11 +145,12 @@ _DECISIONS = Row(
             stacked=True,
         ),
         Panel(
-            "Not answered, and clients that left",
+            "Not answered, left by clients, and evicted",
             "reqps",
             (
                 Query(_rate("tidegate_failed_total", "reason"), "{{reason}}"),
                 Query(f"sum(rate(tidegate_client_gone_total{ANY}{RATE}))", "client left"),
+                Query(f"sum(rate(tidegate_evicted_total{ANY}{RATE}))", "evicted by a later copy"),
             ),
         ),
         Panel(
