@@ -1,9 +1,9 @@
 """The last hour in steps of ten seconds, and what the last minutes were like: what charts and rates are made of.
 
-It hears three kinds of events (how long who was let go had waited, who was refused, when an answer began) and reads the
-rest off the counts that are kept anyway, once a step. Everything is bounded: names are those of the config and of the
-closed list of reasons, a step's waits are a histogram whose bounds grow by a tenth each, so that a percentile is wrong
-by no more than that, and of refusals a few ids are kept.
+It hears a few kinds of events (who stands in line, how long who was let go had waited, who was refused, when an answer
+began) and reads the rest off the counts that are kept anyway, once a step. Everything is bounded: names are those of
+the config and of the closed list of reasons, a step's waits are a histogram whose bounds grow by a tenth each, so that
+a percentile is wrong by no more than that, and of refusals a few ids are kept.
 """
 
 from __future__ import annotations
@@ -120,6 +120,7 @@ class History:
         self.refusals: dict[str, Refusals] = {}
         self._lanes: Counter[str] = Counter()
         self._missed: Counter[str] = Counter()
+        self._in_line: set[str] = set()
         self._now = Heard()
         self._heard: deque[Heard] = deque(maxlen=round(RECENT_S / STEP_S))
         self._counts: deque[Counts] = deque([Counts(clock())], maxlen=round(RECENT_S / STEP_S) + 1)
@@ -127,7 +128,9 @@ class History:
         self._clock = clock
         self._wall = wall
         self._hears = {
+            events.Queued: self._queued,
             events.Admitted: self._admitted,
+            events.Left: self._left,
             events.Settled: self._settled,
             events.Refused: self._refused,
         }
@@ -233,7 +236,14 @@ class History:
             "refused": {name: [step.refused.get(name, 0) for step in steps] for name in reasons},
         }
 
+    def _queued(self, event: events.Queued) -> None:
+        self._in_line.add(event.request.ticket)
+
+    def _left(self, event: events.Left) -> None:
+        self._in_line.discard(event.request.ticket)
+
     def _admitted(self, event: events.Admitted) -> None:
+        self._in_line.discard(event.request.ticket)
         _note(self._now.waits, event.request.lane, event.waited_s)
 
     def _settled(self, event: events.Settled) -> None:
@@ -245,6 +255,9 @@ class History:
             self._now.compared += 1
 
     def _refused(self, event: events.Refused) -> None:
+        waited = event.request is not None and event.request.ticket in self._in_line
+        if event.request is not None:
+            self._in_line.discard(event.request.ticket)
         last = self.refusals.setdefault(event.reason, Refusals())
         last.at, last.heard = self._wall(), self._clock()
         if event.request_id:
@@ -252,7 +265,7 @@ class History:
         if event.lane:
             self._lanes[event.lane] += 1
             self._missed[event.lane] += event.reason not in CALLERS
-            if event.waited_s > 0:
+            if waited:
                 _note(self._now.waits, event.lane, event.waited_s)
         if event.reason in OWN:
             own, who = self._now.own, (str(event.reason), event.tenant)

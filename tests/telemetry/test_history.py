@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
-from extproc.core.events import Admitted, Refused, Settled
+from extproc.core.events import Admitted, Left, Queued, Refused, Settled
 from extproc.core.refusal import Reason
+from extproc.core.request import Request
 from extproc.telemetry.history import BOUNDS_S, KEPT_IDS, MOST_NAMES, STEP_S, STEPS, History, percentile
 from extproc.telemetry.tally import Tally
 from tests.doubles import HandClock, request
@@ -53,6 +55,14 @@ def world() -> World:
 
 def admitted(waited_s: float, lane: str = "P1") -> Admitted:
     return Admitted(request(lane=lane), ("a",), waited_s)
+
+
+def admitted_of(one: Request) -> Admitted:
+    return Admitted(one, ("a",), 1.0)
+
+
+def refused(reason: Reason, waited_s: float, one: Request) -> Refused:
+    return Refused(reason, 503, "t", one.lane, waited_s, one.id, one)
 
 
 def test_a_step_is_what_happened_in_it(world: World) -> None:
@@ -103,9 +113,22 @@ def test_percentiles_are_those_of_five_minutes(world: World) -> None:
 
 
 def test_who_waited_in_vain_has_waited(world: World) -> None:
-    """A refusal after a wait counts among the waits of its lane, one at once does not."""
-    world.hear(Refused(Reason.QUEUE_TIMEOUT, 429, "t", "P1", 30.0), Refused(Reason.LANE_FULL, 503, "t", "P1"))
+    """A refusal after a wait counts among the waits of its lane; one at once does not, though it takes a moment."""
+    waiting, hopeless = request(id="w", ticket="w", lane="P1"), request(id="h", ticket="h", lane="P1")
+    world.hear(Queued(waiting, 5.0), *(refused(Reason.DEADLINE_UNMEETABLE, 0.011, hopeless) for _ in range(500)))
+    assert world.history.waits("P1") == {}
+    world.hear(refused(Reason.QUEUE_TIMEOUT, 30.0, waiting), Refused(Reason.UNAUTHENTICATED, 401, "t", "P1", 0.01))
     assert percentile(world.history.waits("P1"), 0.01) == pytest.approx(30.0, rel=0.1)
+
+
+def test_nobody_is_in_line_for_ever(world: World) -> None:
+    """Who was let go, was refused or has left is forgotten."""
+    for number, ends in enumerate((admitted_of, partial(refused, Reason.EVICTED, 1.0), lambda one: Left(one, 1.0))):
+        one = request(id=f"r{number}", ticket=f"t{number}", lane="P1")
+        world.hear(Queued(one, 1.0))
+        assert world.history._in_line == {one.ticket}
+        world.hear(ends(one))
+        assert world.history._in_line == set()
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.0005, 0.002, 1.0, 899.0, 10_000.0])
