@@ -11,12 +11,14 @@ const EVERY_MS = 10_000, HEIGHT = 168, MOST = 8;
 const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3], [14, 4], [4, 4], [1, 4], [12, 3, 2, 3, 2, 3]];
 
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6];
+// Steps that a tenth can tell: half of a half would be rounded.
+const RATES = [0.1, 0.2, 0.5, ...WHOLE];
 const SECONDS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600];
 
 const CHARTS = [
   { id: "waiting", head: "Waiting, by lane", value: big, incrs: WHOLE, series: (h) => named(h.lanes, "waiting") },
-  { id: "decided", head: "Let go and refused, by second", value: (v) => rate(v), series: decided },
-  { id: "tokens", head: "Tokens a second, by upstream", value: (v) => rate(v), series: (h) => named(h.upstreams, "tokens_per_s"), shade: rested },
+  { id: "decided", head: "Let go and refused, by second", value: (v) => rate(v), incrs: RATES, series: decided },
+  { id: "tokens", head: "Tokens a second, by upstream", value: (v) => rate(v), incrs: RATES, series: (h) => named(h.upstreams, "tokens_per_s"), shade: rested },
   { id: "p95", head: "Wait p95, by lane", value: span, incrs: SECONDS, series: (h) => named(h.lanes, "wait_p95_s") },
 ];
 
