@@ -68,7 +68,7 @@ def test_once_prints_a_page(tmp_path: Path) -> None:
     assert "SHEDDING" in done.stdout.splitlines()[0]
     assert "\x1b" not in done.stdout
     gone = CliRunner().invoke(app, ["top", "--once", "--console", "127.0.0.1:1"])
-    assert gone.exit_code == 1
+    assert gone.exit_code == 3
     assert "no Tidegate answers at 127.0.0.1:1" in gone.stderr
     wrong = CliRunner().invoke(app, ["top", "--token-file", str(tmp_path / "none")])
     assert wrong.exit_code == 1
