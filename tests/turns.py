@@ -11,10 +11,11 @@ __all__ = ["Turns", "turn_of"]
 
 TOGETHER = (
     ("test_pacing", "test_lanes"), ("test_engines", "test_overload", "test_duplicates"), ("test_breaker",),
-    ("test_pods",), ("test_doctor",), ("test_bad_days",), ("test_lifecycle",), ("test_quotas",), ("test_stack",),
-    ("test_failover",), ("test_refusals",), ("test_merged",), ("test_mesh",), ("test_settlement",),
+    ("test_lifecycle",), ("test_bad_days",), ("test_pods",), ("test_quotas",), ("test_doctor",), ("test_stack",),
+    ("test_bad_hour",), ("test_failover",), ("test_refusals",), ("test_merged",), ("test_mesh",), ("test_settlement",),
+    ("test_restart",), ("test_hostile",), ("test_levers",), ("test_reload",), ("test_identity",),
 )  # fmt: skip
-"""Files that one worker does one after another, and all that take most of a minute or more. The longest come first: one
+"""Files that one worker does one after another, and all that take half a minute or more. The longest come first: one
 of them begun last would run alone while the other workers have nothing to do. The first two have the crowds: more of
 these at the same time would wait for processors instead of for places and tokens.
 """

@@ -540,6 +540,7 @@ def test_chunked_uploads_are_read_whole(gate: Gate) -> None:
 
 def test_a_slow_upload_holds_nothing_but_its_connection(gate: Gate) -> None:
     """Headers now, body after longer than any message timeout: served, and no slot was held meanwhile."""
+    books_balance(gate.stack)
     body = json.dumps(chat()).encode()
     request = written(body=body)
     with connect(gate.stack) as connection:
