@@ -344,7 +344,7 @@ def test_a_record_that_comes_twice_counts_once(stack: Stack) -> None:
     headers = {"x-fake-fault": "reset;provider=upfront"}
     with ThreadPoolExecutor() as pool:
         body = {**chat(stream=True), "model": "pair"}
-        HTTP.post(f"{stack.fakes['actual'].where}/admin/fault", json={"fault": "stall;s=1;at=4", "count": 1})
+        HTTP.post(f"{stack.fakes['actual'].where}/admin/fault", json={"fault": "stall;s=4;at=4", "count": 1})
         running_one = pool.submit(HTTP.post, stack.url + CHAT, json=body, headers=headers)
         (ticket,) = until(lambda: set(tickets(stack, "upfront")) - before)
         tell(stack, ticket, "upfront", AccessLogType.UpstreamEnd, 503)
