@@ -46,7 +46,7 @@ def schemathesis(url: str, folder: Path, *options: str) -> None:
         env={**os.environ, "NO_PROXY": "*"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

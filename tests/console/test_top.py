@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,6 +51,20 @@ class FakeConsole:
         return {}
 
 
+async def settled(app: Top) -> bool:
+    """All that stands on the screen has heard what it was told. False where the app has failed.
+
+    The pilot's own wait hangs when something is taken off the screen meanwhile, as a word that was shown long enough.
+    """
+    hearing = [(each, asyncio.Event()) for each in (app, *app.screen.walk_children(with_self=True))]
+    asked = [(each, heard) for each, heard in hearing if each.call_later(heard.set)]
+    while any(each.is_running and each.is_attached and not heard.is_set() for each, heard in asked):
+        if app._exception_event.is_set():
+            return False
+        await asyncio.sleep(0.005)
+    return True
+
+
 class Watched:
     """A running view, and what stands on its screen."""
 
@@ -91,6 +107,7 @@ async def watching(
     clock = [100.0]
     app = Top(console, lambda known: f"the story of {known['id']}", every_s=3600.0, clock=lambda: clock[0])
     async with app.run_test(size=size, notifications=True) as pilot:
+        pilot._wait_for_screen = partial(settled, app)
         watched = Watched(console, app, pilot, clock)
         await watched.until(lambda: console.looks > 0 and "asking ..." not in watched.text)
         yield watched

@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import uvloop
 
+from extproc.console import asking
 from extproc.console.server import Console, serve
 from extproc.console.sources import Data, Sources
 from extproc.settings import AdminSettings
@@ -230,7 +232,7 @@ async def served(world: World, admin: AdminSettings, host: str = "127.0.0.1") ->
 
 @contextmanager
 def beside(world: World, admin: AdminSettings, host: str = "127.0.0.1") -> Iterator[str]:
-    """The same in a thread of its own, for clients that block: the URL."""
+    """The same in a thread of its own, for clients that block, and are patient: the URL."""
     ready, ending, place = threading.Event(), [], []
 
     async def run() -> None:
@@ -244,12 +246,13 @@ def beside(world: World, admin: AdminSettings, host: str = "127.0.0.1") -> Itera
     thread = threading.Thread(target=uvloop.run, args=(run(),))  # the loop that the service has
     thread.start()
     try:
-        assert ready.wait(30)
-        yield f"http://{place[0]}"
+        assert ready.wait(120)
+        with patch.object(asking, "READ_S", 60.0):
+            yield f"http://{place[0]}"
     finally:
         loop, stop = ending[0]
         loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
+        thread.join(120)
 
 
 def client(url: str = "", **more: Any) -> httpx.AsyncClient:

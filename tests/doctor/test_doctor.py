@@ -333,7 +333,7 @@ def test_wrong_arguments_are_told(
 def test_nobody_there_is_a_message_and_no_finding(tmp_path: Path) -> None:
     """The exit status tells it from a gateway with something wrong."""
     command_line = [sys.executable, "-m", "extproc", "doctor", "http://127.0.0.1:1", "--timeout", "1"]
-    done = subprocess.run(command_line, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command_line, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("no whole answer")
     assert "Traceback" not in done.stderr

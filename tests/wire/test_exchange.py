@@ -195,7 +195,7 @@ async def test_release_before_the_watch_has_begun_holds() -> None:
     await asyncio.sleep(0)
     assert envoy.exchange.release()
     envoy.writable.set()
-    await asyncio.wait_for(leaving, 5)
+    await asyncio.wait_for(leaving, 60)
 
 
 async def test_cancellation_of_a_watch_stays_a_cancellation() -> None:

@@ -168,6 +168,6 @@ def test_a_port_that_is_taken_is_told(place: str, tmp_path: Path) -> None:
         }
         file.write_text(yaml.safe_dump(settings), "utf-8")
         command = [sys.executable, "-m", "extproc", "serve", "--config", str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
     assert str(port) in done.stderr.splitlines()[-1]

@@ -48,7 +48,7 @@ async def health(port: int, trusted: grpc.ChannelCredentials | None, name: str =
             response_deserializer=HealthCheckResponse.FromString,
         )
         try:
-            return HealthCheckResponse.ServingStatus.Name((await check(HealthCheckRequest(), timeout=20)).status)
+            return HealthCheckResponse.ServingStatus.Name((await check(HealthCheckRequest(), timeout=120)).status)
         except grpc.RpcError as error:
             return str(error.code().name)
 
