@@ -22,7 +22,7 @@ from extproc.stack import free_ports
 from tests.telemetry.metrics_world import told
 
 TOKEN = "0123456789abcdef0123456789abcdef"
-REQUEST = "5f0c1a9e-7c0b-4b7e-9d52-0d4c2f9b6a11"
+REQUEST, TICKET = "5f0c1a9e-7c0b-4b7e-9d52-0d4c2f9b6a11", "5f0c1a9e7c0b-1"
 OVERVIEWS = Path(__file__).parent / "overviews"
 STATE = told()
 HOUR = {
@@ -190,7 +190,7 @@ class World:
     def requests(self, **wanted: Any) -> list[Data]:
         self.asked.append(wanted)
         row = {
-            "id": REQUEST, "ticket": "t-1", "at": 1.5, "tenant": "<b>", "lane": "P1", "model": "gpt-5", "upstream": "",
+            "id": REQUEST, "ticket": TICKET, "at": 1.5, "tenant": "<b>", "lane": "P1", "model": "gpt-5", "upstream": "",
             "state": "refused", "reason": "lane_full", "waited_s": 0.25, "tokens": 100,
         }  # fmt: skip
         return [row][: wanted["limit"]]
@@ -204,7 +204,7 @@ class World:
             overview=self.overview,
             history=lambda: HOUR,
             requests=self.requests,
-            explain=lambda name: {"id": name} if name == REQUEST else None,
+            explain=lambda name: {"id": REQUEST} if name in (REQUEST, TICKET) else None,
             config=lambda: {"observe": 0.0},
             log=lambda: self.log,
             set_log=self.log.update,
