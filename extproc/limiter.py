@@ -24,36 +24,28 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import field, replace
 from itertools import count, islice
-from math import inf, isfinite
+from math import inf
 from operator import itemgetter
 
-from extproc.core.capacity import Absent, Answer, Ask, Change, Option
+from extproc.core.capacity import Absent, Change, Option
 from extproc.core.events import Observed, Queued, Shadowed, Spell, Waited
 from extproc.core.forecast import Forecast, Pace
-from extproc.core.lanes import Lanes, terms_of
-from extproc.core.lines import Group, Line, Waiter
+from extproc.core.lanes import Lanes
+from extproc.core.lines import Waiter
 from extproc.core.policy import Bounds, Lane, SessionLimits, Tenant, WhenBusy
 from extproc.core.promises import Promises
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
-from extproc.core.routing import options, paused_key
-from extproc.core.shares import RENEW_S
+from extproc.core.routing import paused_key
 from extproc.core.value import value
-from extproc.core.watermark import recheck_s
+from extproc.granting import Granting
 from extproc.ports import Capacity, Clock, Observer
 from extproc.prospects import Prospects
 from extproc.reach import LEAST_RETRY_S, NOBODY, OUT, Reach
-from extproc.turn import Turn, Wants, group_of, turn_of
+from extproc.turn import Turn, Wants, group_of, line_of, regroup, turn_away, turn_of
 
 __all__ = ["Grant", "Limiter", "Standing"]
 
-TICK_S = 0.001
-"""No pass is scheduled sooner than this after another, so that rounding never makes a busy loop."""
-MAX_DEPTH = 64
-"""At most so many of each line are asked for at once."""
-MAX_LOOKS = 500
-"""So many looks in one pass; then the loop has a turn for others. They take some ten milliseconds together."""
-BROKE = "what may be spent on this model's upstreams does not cover this request, and none of them is free"
 AT_ONCE = 500
 """So many who wait are let go in one step of a bypass; then the loop has a turn for others."""
 
@@ -121,9 +113,7 @@ class Limiter:
         self._capacity = capacity
         self._clock = clock
         self._reach = Reach(capacity, clock, allows, earliest_probe, owned, fits=fits, slow=slow, out=out)
-        self._room = room
         self._observe = observer
-        self._chance = chance
         self._seq = count()
         self.prospects = Prospects(
             lanes,
@@ -137,14 +127,18 @@ class Limiter:
             new_share=new_share,
             numbers=self._seq,
         )
-        self._wake = asyncio.Event()
-        self._newcomers: list[Turn] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._heed_lanes()
-        self._look_at = -inf
-        self._vain = 0
-        self._budgeted = False
-        """Whether anybody came so far whose upstreams' dollars are limited."""
+        self.granting = Granting(
+            lanes,
+            self.promises,
+            self.forecast,
+            self._reach,
+            capacity,
+            clock,
+            observer,
+            room=room,
+            chance=chance,
+            halted=lambda: self.draining or self.bypassing,
+        )
 
     def follow(
         self, rules: Iterable[Lane], bounds: Bounds, owned: frozenset[str], tenant_of: Callable[[str], Tenant | None]
@@ -152,7 +146,7 @@ class Limiter:
         """Go by other rules from now on; see Lanes.follow. Who waits keeps its place, and what it wants."""
         self.lanes.follow(rules, bounds, tenant_of)
         self.prospects.bounds, self._reach.owned = bounds, owned
-        self._heed_lanes()
+        self.granting.follow()
         self.forecast.follow()
         for waiter in list(self.lanes.waiters()):
             self._heed(turn_of(waiter))
@@ -161,28 +155,27 @@ class Limiter:
     async def run(self) -> None:
         """Passes whenever something changed. Runs until cancelled."""
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            await self.granting.wake.wait()
+            self.granting.wake.clear()
             await self._pass()
-            if self._wake.is_set():
+            if self.granting.wake.is_set():
                 await asyncio.sleep(0)  # whatever else the loop has to do comes in between
 
     def kick(self) -> None:
         """Something changed that may let a waiter go: capacity came back, a breaker moved, a limit grew."""
-        if self.lanes.total.requests:
-            self._wake.set()
+        self.granting.kick()
 
     def drain(self) -> None:
         """Refuse newcomers and everybody in line, from now on."""
         self.draining = True
         for waiter in self.lanes.waiters():
             turn_of(waiter).event.set()
-        self._wake.set()
+        self.granting.wake.set()
 
     def undrain(self) -> None:
         """Take in again. Who was refused meanwhile has been refused."""
         self.draining = False
-        self._wake.set()
+        self.granting.wake.set()
 
     def pause(self, lane: str, until: float = inf) -> None:
         """Let nobody of a lane go until then, on the clock; infinite where that is not known. KeyError for no lane.
@@ -234,11 +227,11 @@ class Limiter:
             if turn.wants.forced and turn.wants.names[0] in self._reach.out:
                 turn.wants = turn.whole
                 turn.fitting = self._reach.fitting(turn.wants)
-                self._regroup(turn, group_of(turn, first_only=not turn.spilled))
+                regroup(self.lanes, turn, group_of(turn, first_only=not turn.spilled), self._clock.time())
             names = self._reach.affordable(turn.wants)
             gone = all(name in self._reach.out for name in names)
             if gone and self._reach.earliest_probe(names) > turn.request.wait_until:
-                self._turn_away(turn, Rejected(Reason.NO_UPSTREAM, OUT, retry_after=self._reach.back_s(names)))
+                turn_away(self.lanes, turn, Rejected(Reason.NO_UPSTREAM, OUT, retry_after=self._reach.back_s(names)))
         self.kick()
 
     async def acquire(
@@ -254,7 +247,7 @@ class Limiter:
             return Grant(await self._pass_through(request, wants), waited=False, bypassed=True)
         whole, wants = wants, self._reach.with_owned(request, wants)
         if self._capacity.immediate and self._nobody_waits(request.lane):
-            option = await self._at_once(request, wants)
+            option = await self.granting.at_once(request, wants)
             if option is not None:
                 return Grant(option.name, waited=False)
         turn = self._join(request, wants, since)
@@ -283,11 +276,6 @@ class Limiter:
         place = self.forecast.place(turn, turn.wants.names, self._clock.time())
         return Standing(place, self.prospects.until_turn_s(turn), turn.flow.line.lacking)
 
-    def _heed_lanes(self) -> None:
-        rules = self.lanes.rules
-        self._terms = {name: terms_of(rule) for name, rule in rules.items()}
-        self._renew_s = RENEW_S if any(rule.min_share for rule in rules.values()) else inf
-
     def _heed(self, turn: Turn) -> None:
         """Whether somebody in line may pass over its first choice is another question by its lane's new rule."""
         rule = self.lanes.rules[turn.request.lane]
@@ -298,27 +286,14 @@ class Limiter:
             self._spill_later(turn, rule.spill_after_s)
         first_only = not (turn.spilled or turn.wants.forced)
         if first_only is not turn.group.first_only:
-            self._regroup(turn, group_of(turn, first_only=first_only))
-
-    def _regroup(self, turn: Turn, group: Group) -> None:
-        """It wants other upstreams from now on."""
-        self.lanes.regroup(turn, group)
-        if turn.stood is not None:
-            turn.stands(self._line_of(turn), self._clock.time())
-
-    def _line_of(self, turn: Turn) -> Line | None:
-        """Where it stands; of a paused lane nobody is tried, so that nobody else tells the line why it does not go."""
-        line = turn.flow.line if turn.flow else None
-        if line and turn.request.lane in self.lanes.paused:
-            line.refused((paused_key(turn.request.lane),), self._clock.time())
-        return line
+            regroup(self.lanes, turn, group_of(turn, first_only=first_only), self._clock.time())
 
     def _spill_later(self, turn: Turn, after_s: float) -> None:
         turn.timer = asyncio.get_running_loop().call_at(self._clock.time() + after_s, self._spill, turn)
 
     def seeks(self, waiter: Waiter) -> tuple[tuple[str, ...], tuple[Option, ...]]:
         """The upstreams that somebody in line could go to, and what it would take now; nothing where all are away."""
-        return turn_of(waiter).wants.names, self._options(waiter)
+        return turn_of(waiter).wants.names, self.granting.options(waiter)
 
     def until_turn_s(self, waiter: Waiter) -> float:
         """Forecast in seconds of what is left of the wait of somebody in line."""
@@ -334,34 +309,14 @@ class Limiter:
             return not self.lanes.total.requests
         return lane not in self.lanes.paused and not self.lanes.moving
 
-    async def _at_once(self, request: Request, wants: Wants) -> Option | None:
-        """The first choice, taken, when it has room: nobody waits, so nobody is passed."""
-        first = next(iter(self._reach.open(wants)), None)
-        if first is None:
-            return None
-        terms = self._terms[request.lane]
-        ask = Ask(request.ticket, (Option(first, wants.prices[first]),), terms=terms)
-        answer = (await self._capacity.take((ask,)))[0]
-        if answer.option is not None:
-            self._note(request, answer.option, answer.shadowed)
-            if len(self.promises):
-                self.promises.claim(request, self._clock.time())
-        return answer.option
-
-    def _note(self, request: Request, option: Option, shadowed: tuple[str, ...] = ()) -> None:
-        rank, now = self._terms[request.lane].rank, self._clock.time()
-        self.forecast.demand.note(rank, option.claims, now, vip=request.vip)
-        for key in shadowed:
-            self._observe(Shadowed(request, key))
-
     def _join(self, request: Request, wants: Wants, since: float | None) -> Turn:
         now = self._clock.time()
         place, before = (request.arrived, inf) if since is None else (min(since, request.arrived), now)
         promise = self.promises.claim(request, now) if len(self.promises) else None
         if promise is not None and promise.kept_at(now):
             place, before = min(place, promise.since), promise.second
-        self._budgeted = self._budgeted or wants.costless is not None
         turn = Turn(request, next(self._seq), wants, place, before)
+        self.granting.come(turn)
         turn.promise = promise
         rule = self.lanes.rules[request.lane]
         if rule.when_busy is WhenBusy.SPILL and len(wants.names) > 1:
@@ -374,12 +329,10 @@ class Limiter:
     async def _first_look(self, turn: Turn) -> None:
         """Return when who just joined was granted, or a pass has come by without granting it."""
         if self._capacity.immediate:
-            looked = self._clock.time() < self._look_at and not self._wake.is_set()
-            if not (looked and self.lanes.behind(turn) and turn.wants.costless is None):
+            if not (self.granting.looked and self.lanes.behind(turn) and turn.wants.costless is None):
                 await self._pass()
         else:
-            self._newcomers.append(turn)
-            self._wake.set()
+            self.granting.wake_for(turn)
             await turn.event.wait()
             if turn.granted is None and turn.verdict is None:
                 turn.event.clear()
@@ -398,7 +351,7 @@ class Limiter:
     async def _send(self, turn: Turn, name: str) -> str:
         """Let it go there, whatever is free."""
         turn.gone, turn.granted = True, Option(name, turn.wants.prices[name])
-        self._note(turn.request, turn.granted)
+        self.granting.note(turn.request, turn.granted)
         charging = self._charge([turn])
         await (charging if self._capacity.immediate else asyncio.shield(charging))
         self.kick()
@@ -423,12 +376,12 @@ class Limiter:
             try:
                 name = self._reach.bypassed_to(turn.whole)
             except Rejected as rejected:
-                self._turn_away(turn, rejected)
+                turn_away(self.lanes, turn, rejected)
                 continue
             self.lanes.serve(turn)
             turn.gone, turn.granted, turn.wants = True, Option(name, turn.whole.prices[name]), turn.whole
             turn.bypassed = True
-            self._note(turn.request, turn.granted)
+            self.granting.note(turn.request, turn.granted)
             turns.append(turn)
         await self._charge(turns)
         for turn in turns:
@@ -445,7 +398,7 @@ class Limiter:
         for turn, option in charged:
             turn.charging = False
             if turn.granted is None:
-                await self._give_back(option)
+                await self.granting.give_back(option)
 
     async def _wait(self, turn: Turn, queued: Callable[[float], Awaitable[None]]) -> None:
         request = turn.request
@@ -500,7 +453,7 @@ class Limiter:
             raise refusal
         for bound in self.lanes.over(lane, shadow=True):
             self._observe(Shadowed(request, f"lane/{lane}/{bound}"))
-        line = self._line_of(turn)
+        line = line_of(self.lanes, turn, now)
         turn.stands(line, now)
         place = self.forecast.place(turn, turn.wants.names, now)
         self._observe(Queued(request, predicted, place, line.lacking if line else (), self._waiting(lane)))
@@ -513,13 +466,8 @@ class Limiter:
 
     def _evict(self, turn: Turn) -> None:
         observed = turn.request.observed  # it goes all the same
-        self._turn_away(turn, Rejected(Reason.EVICTED) if observed else self.prospects.refusal(turn, Reason.EVICTED))
-
-    def _turn_away(self, turn: Turn, verdict: Rejected) -> None:
-        turn.verdict = verdict
-        turn.gone = True
-        self.lanes.leave(turn)
-        turn.event.set()
+        verdict = Rejected(Reason.EVICTED) if observed else self.prospects.refusal(turn, Reason.EVICTED)
+        turn_away(self.lanes, turn, verdict)
 
     async def _leave(self, turn: Turn) -> None:
         self._forget_timer(turn)
@@ -532,7 +480,7 @@ class Limiter:
             option, turn.granted = turn.granted, None
             self.lanes.settle(turn.request, None)
             if not turn.charging:
-                await asyncio.shield(self._give_back(option))
+                await asyncio.shield(self.granting.give_back(option))
 
     def _forget_timer(self, turn: Turn) -> None:
         if turn.timer is not None:
@@ -541,141 +489,11 @@ class Limiter:
 
     async def _pass(self) -> None:
         """Let go whoever may, as far as that can be done before others should have a turn of the loop."""
-        await (self._release() if self.bypassing else self._ask_for_all())
-
-    async def _ask_for_all(self) -> None:
-        """Ask for every head until nobody is granted any more, or until others should have a turn of the loop.
-
-        Where a call takes time, for ever more of a line at once while that goes on.
-        """
-        deep: dict[Line, int] = {}
-        for _ in range(MAX_LOOKS):
-            heads = [] if self.draining or self.bypassing else self._heads(deep)
-            newcomers, self._newcomers = self._newcomers, []
-            if not heads:
-                self._tell(newcomers, whole=True)  # nobody can be asked for: their lanes are paused
-                self.forecast.served.looked((), self._clock.time())
-                return
-            answers, progress, whole = await self._ask(heads, deep)
-            self._tell(newcomers, whole=whole)
-            if not progress:
-                self._rest(answers)
-                return
-        self.kick()
-
-    async def _ask(self, heads: list[tuple[Waiter, bool]], deep: dict[Line, int]) -> tuple[list[Answer], bool, bool]:
-        """Ask for these at once, and let go who got something. `deep` is told of how many of a line to ask for next.
-
-        Returns the answers, whether it is worth to ask for others, and whether everybody was asked for who could go.
-        """
-        lines = [head.flow.line for head, _ in heads if head.flow]
-        asks = [Ask(h.request.ticket, self._options(h), f, self._terms[h.request.lane]) for h, f in heads]
-        rooms = {name: self._room(name) for name in {option.name for ask in asks for option in ask.options}}
-        answers = await self._capacity.take(asks)
-        progress, whole, now = False, True, self._clock.time()
-        for (head, followed), line, ask, answer in zip(heads, lines, asks, answers, strict=True):
-            if answer.option is None:
-                deep.pop(line, None)
-                if answer.short or not ask.options:
-                    line.refused(answer.short or self._reach.closed(turn_of(head).wants), now)
-                continue
-            whole = whole and not followed
-            if not self._capacity.immediate:
-                deep[line] = min(2 * deep.get(line, 1), MAX_DEPTH)
-            progress = await self._hand_over(head, answer, answer.option, rooms) or progress
-        return answers, progress, whole
-
-    async def _hand_over(self, head: Waiter, answer: Answer, option: Option, rooms: dict[str, float]) -> bool:
-        """Let it go with what it got, or give that back. False when others of its batch have filled the upstream.
-
-        rooms: how many more may go to each, where its breaker lets some through.
-        """
-        wants, name = turn_of(head).wants, option.name
-        crowded = rooms[name] <= 0 and self._reach.bound(wants, name)
-        if head.gone or crowded or self._reach.strays(wants, name):
-            await self._give_back(option)
-        else:
-            rooms[name] -= 1
-            self._grant(head, answer)
-        return not crowded
-
-    def _heads(self, deep: dict[Line, int]) -> list[tuple[Waiter, bool]]:
-        """Who may be asked for. Those are turned away for whom nothing is left that may be paid, nor anything free.
-
-        Whom other upstreams answer well by now, or whom only what is owned can serve in time, stands in another line
-        from now on.
-        """
-        while True:
-            heads = self.lanes.heads(deep)
-            if self._moved_on(heads):
-                continue
-            turns = (turn_of(head) for head, _ in heads) if self._budgeted else ()
-            broke = [turn for turn in turns if not self._reach.affordable(turn.wants)]
-            if not broke:
-                return heads
-            for turn in broke:
-                self._turn_away(turn, Rejected(Reason.SPEND_BUDGET, BROKE))
-
-    def _moved_on(self, heads: list[tuple[Waiter, bool]]) -> bool:
-        moved = False
-        for turn in (turn_of(head) for head, _ in heads):
-            wants = self._reach.with_owned(turn.request, turn.wants)
-            fitting = self._reach.fitting(wants)
-            if fitting != turn.fitting or wants is not turn.wants:
-                turn.wants, turn.fitting, moved = wants, fitting, True
-                self._regroup(turn, group_of(turn, first_only=turn.group.first_only and not wants.forced))
-        return moved
-
-    def _tell(self, newcomers: list[Turn], *, whole: bool) -> None:
-        """Whoever was in line for a whole batch, and was not granted, knows now that it has to wait."""
-        if whole:
-            for turn in newcomers:
-                turn.event.set()
-        else:
-            self._newcomers = newcomers + self._newcomers
-
-    def _grant(self, head: Waiter, answer: Answer) -> None:
-        assert answer.option is not None  # noqa: S101 - that is what makes it a grant
-        turn = turn_of(head)
-        self.lanes.serve(turn)
-        self._vain = 0
-        self._note(turn.request, answer.option, answer.shadowed)
-        self.forecast.served.granted(answer.option.claims)
-        turn.granted = answer.option
-        turn.event.set()
-
-    async def _give_back(self, option: Option) -> None:
-        await self._capacity.change([Change(claim.key, claim.amount) for claim in option.claims])
-        self.kick()
-
-    def _rest(self, answers: list[Answer]) -> None:
-        """Nobody can go now: look again when somebody may; at an engine that is full at random, sooner or later.
-
-        Lanes with a share have to ask often, and what is left to them may be free when they do not come.
-        """
-        now = self._clock.time()
-        short = {key for answer in answers for key in answer.short}
-        self.forecast.served.looked(short, now)
-        seconds = min(self._renew_s, *(answer.retry_after for answer in answers))
-        if any(key.endswith("/kv") for key in short):
-            seconds = min(seconds, recheck_s(self._vain, self._chance()))
-            self._vain += 1
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._look_at = now + max(TICK_S, seconds)
-        if isfinite(seconds):
-            self._timer = asyncio.get_running_loop().call_at(self._look_at, self.kick)
-
-    def _options(self, waiter: Waiter) -> tuple[Option, ...]:
-        turn = turn_of(waiter)
-        rule = self.lanes.rules[turn.request.lane]
-        names, price = self._reach.open(turn.wants), turn.wants.prices.__getitem__
-        return options(names, price, rule.when_busy, spilled=turn.spilled)
+        await (self._release() if self.bypassing else self.granting.ask_for_all())
 
     def _spill(self, turn: Turn) -> None:
         turn.timer = None
         if turn.granted is None and not turn.gone and not turn.spilled:
             turn.spilled = True
-            self._regroup(turn, group_of(turn, first_only=False))
+            regroup(self.lanes, turn, group_of(turn, first_only=False), self._clock.time())
             self.kick()

@@ -9,14 +9,16 @@ import asyncio
 
 from extproc.core.capacity import Claim
 from extproc.core.events import PassedOver
+from extproc.core.lanes import Lanes
 from extproc.core.lines import Group, Line, Waiter
 from extproc.core.promises import Promise
 from extproc.core.refusal import Rejected
 from extproc.core.request import Request
+from extproc.core.routing import paused_key
 from extproc.core.spells import Spells, added_since, merged
 from extproc.core.value import value
 
-__all__ = ["Turn", "Wants", "group_of", "turn_of"]
+__all__ = ["Turn", "Wants", "group_of", "line_of", "regroup", "turn_away", "turn_of"]
 
 
 @value
@@ -82,3 +84,26 @@ def group_of(turn: Turn, *, first_only: bool) -> Group:
     """What a turn would take as things stand. first_only: because its lane holds."""
     keys = frozenset(claim.key for name in turn.fitting for claim in turn.wants.prices[name])
     return Group(turn.fitting, keys, first_only)
+
+
+def regroup(lanes: Lanes, turn: Turn, group: Group, now: float) -> None:
+    """It wants other upstreams from now on."""
+    lanes.regroup(turn, group)
+    if turn.stood is not None:
+        turn.stands(line_of(lanes, turn, now), now)
+
+
+def line_of(lanes: Lanes, turn: Turn, now: float) -> Line | None:
+    """Where it stands; of a paused lane nobody is tried, so that nobody else tells the line why it does not go."""
+    line = turn.flow.line if turn.flow else None
+    if line and turn.request.lane in lanes.paused:
+        line.refused((paused_key(turn.request.lane),), now)
+    return line
+
+
+def turn_away(lanes: Lanes, turn: Turn, verdict: Rejected) -> None:
+    """Have it leave its line, refused."""
+    turn.verdict = verdict
+    turn.gone = True
+    lanes.leave(turn)
+    turn.event.set()

@@ -27,7 +27,8 @@ from extproc.core.policy import Bounds, KvRules, Lane, Order, Pacing, WhenBusy
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Request, Size
 from extproc.core.watermark import Reading, Watermark
-from extproc.limiter import MAX_DEPTH, MAX_LOOKS, TICK_S, Grant, Limiter
+from extproc.granting import MAX_DEPTH, MAX_LOOKS, TICK_S
+from extproc.limiter import Grant, Limiter
 from extproc.ports import Gone
 from extproc.turn import Wants, turn_of
 from tests.doubles import FakeExchange, Ledger, Observer, Suspending, VirtualLoop, play, request
@@ -829,7 +830,7 @@ def test_cancelled_in_the_moment_of_its_grant_it_gives_back(kind: type[Ledger], 
         await asyncio.sleep(0.1)
         second = bench.send()
         await asyncio.sleep(0.1)
-        grant = bench.limiter._grant
+        grant = bench.limiter.granting._grant
 
         def grant_and_cancel(head: Waiter, answer: Answer) -> None:
             grant(head, answer)
@@ -838,7 +839,7 @@ def test_cancelled_in_the_moment_of_its_grant_it_gives_back(kind: type[Ledger], 
                 for turn in range(again):
                     loop.call_later(turn * 0.001, first.cancel)
 
-        bench.limiter._grant = grant_and_cancel  # type: ignore[method-assign]
+        bench.limiter.granting._grant = grant_and_cancel  # type: ignore[method-assign]
         await bench.free("upstream/a/slots")
         with pytest.raises(asyncio.CancelledError):
             await first
@@ -1339,15 +1340,17 @@ class Watched(Limiter):
         self.granted: Counter[str] = Counter()
         self.on_grant: Callable[[Request], None] = lambda _: None
         self._latest: dict[str, str] = {}
+        self._really_grant = self.granting._grant
+        self.granting._grant = self._grant  # type: ignore[method-assign]
 
     def would_go(self) -> dict[str, str]:
         """Who could be granted now, and where: the whole line is asked in order until one goes, and so on."""
         line, found = Naive(self.lanes), {}
-        store, now = deepcopy(self._capacity.levels()), self._clock.time()
+        store, now, terms = deepcopy(self._capacity.levels()), self._clock.time(), self.granting._terms
         while True:
             waiters = line.in_order()
             asks = [
-                Ask(w.request.ticket, self._options(w), followed=True, terms=self._terms[w.request.lane])
+                Ask(w.request.ticket, self.granting.options(w), followed=True, terms=terms[w.request.lane])
                 for w in waiters
             ]
             answers = answer(store, asks, now)
@@ -1368,7 +1371,7 @@ class Watched(Limiter):
         return None
 
     def _grant(self, head: Waiter, answer: Answer) -> None:
-        super()._grant(head, answer)
+        self._really_grant(head, answer)
         self.granted[head.request.ticket] += 1
         self._latest[head.request.ticket] = answer.option.name
         if self._capacity.immediate:
@@ -1640,7 +1643,7 @@ class Race:
         assert all(not isinstance(c, Watermark) or (c.booked, c.held) == (0, 0) for c in bench.store.values())
         assert not isinstance(self.capacity, Suspending) or not self.capacity.broken_off
         assert self.capacity.takes <= 40 * self.tries + 100
-        own = self.limiter._timer
+        own = self.limiter.granting._timer
         assert [timer for timer in self.loop.timers() if timer is not own] == []
         await bench.stop()
         assert asyncio.all_tasks() == {asyncio.current_task()}
