@@ -1,12 +1,12 @@
-"""The only code that waits: it hands out capacity to waiting requests, best claim first.
+"""The only code that waits: who comes stands in line until it is handed capacity, best claim first, or refused.
 
-Every request joins its lane, and a pass over the heads of all lines asks capacity for what each would take. A request
+Every request joins its lane, and a pass over the heads of all lines (granting) asks capacity for each. A request
 that gets its turn in the pass of its own arrival never waits. Otherwise it stays in line until a pass grants it (after
 a release, a refill, a breaker's move), until it has waited its max, until it has to make room for others, or until its
 client leaves.
 
 Who cannot make it in time, or finds no room, is refused at once and told when to come back, and has a place then (see
-promises). Who is only observed is decided upon like others and then let go all the same.
+prospects). Who is only observed is decided upon like others and then let go all the same.
 
 Taken means handed over or handed back, exactly once. A waiter that leaves while a pass is asking for it is only marked;
 the pass sees the mark when the answer is there and gives back what nobody wants any more. A waiter that was granted and
