@@ -9,7 +9,7 @@ Records of requests that a former process let go keep their slots counted until 
 A request that is only observed is told as refused and goes all the same, into debt.
 
 Deliberately not here: the arithmetic of what comes back (core.flight), what a request takes of its caller's own
-(allowances), and the meaning of errors and usage (dialects).
+(allowances), what a record says of its upstream (judge), and the meaning of usage (dialects).
 """
 
 from __future__ import annotations
@@ -25,22 +25,20 @@ from typing import Protocol
 from extproc.allowances import NOTHING, Allowance, Allowances
 from extproc.breakers import Breakers
 from extproc.core.affinity import Affinity
-from extproc.core.breaker import Evidence, Outcome
 from extproc.core.bucket import TokenBucket
 from extproc.core.capacity import Answer, Ask, Change, Option
 from extproc.core.events import AttemptFailed, Observed, Overshot, Settled, Shadowed
 from extproc.core.flight import Flight, Refund
 from extproc.core.forecast import Pace
-from extproc.core.hurry import ample_s
 from extproc.core.identity import place_of
 from extproc.core.policy import Policy, Prices
 from extproc.core.quota import PERIODS
 from extproc.core.refusal import Reason, Rejected, Window
 from extproc.core.request import Request, Size, Usage
 from extproc.core.retries import RetryBudget
-from extproc.core.routing import is_callers_word, slots_key
-from extproc.core.suspects import Suspects
-from extproc.dialects import ErrorClass, classify, usage_of
+from extproc.core.routing import slots_key
+from extproc.dialects import usage_of
+from extproc.judge import CLIENT_LEFT, CUT, OVERLOADED, STALLED, UNSENT, Judge, fault_of, is_none
 from extproc.ports import Capacity, Clock, Observer, Record, RecordKind
 
 __all__ = ["Flights"]
@@ -51,37 +49,10 @@ LEASE_S = 15.0
 MOST_CLOSED = 1024
 """So many requests are still known, after their books were closed, whose attempts no record has told of yet."""
 
-CLIENT_LEFT = frozenset({"downstream_connection_termination", "downstream_remote_reset"})
-UNSENT = frozenset(
-    {"upstream_connection_failure", "no_healthy_upstream", "upstream_overflow", "dns_resolution_failure"}
-)
-CUT = frozenset(
-    {
-        "upstream_request_timeout", "upstream_remote_reset", "upstream_connection_termination", "local_reset",
-        "upstream_protocol_error", "stream_idle_timeout", "duration_timeout",
-    }
-)  # fmt: skip
-STALLED = "stream_idle_timeout"
-WAITED = frozenset({"upstream_request_timeout", STALLED, "duration_timeout"})
-"""Of these those of an upstream that said nothing for too long."""
-SILENT, CUT_OFF = "silent", "cut"
-"""Ways to fail; see `_way`."""
 TIMED_OUT = "response_timeout"
 """Flag and details of a request that Envoy ended by itself: no record of an attempt tells of that."""
 EVICTED = f"tidegate_{Reason.EVICTED}"
 """Details of a request that was ended here while it ran, because its client had sent it again."""
-HOLLOW = frozenset({"broken", "empty", "short"})
-"""What is wrong with an answer that has its end; its caller may have brought it about, by a grammar nothing fits."""
-MALFORMED = "malformed"
-"""How the filter at the upstream calls an answer that is no JSON."""
-NO_SUCH_MODEL = "model_not_found"
-OVERLOADED = 503
-FAILED = 500
-PASSES = frozenset({OVERLOADED, 504, *range(520, 531)})
-"""Statuses that tell of an overload, or of a connection or an answer that did not come (52x: Cloudflare): not of what
-was asked."""
-OVERLOADS = ("overload", "unavailable", "capacity", "queue_")
-"""Parts of an error's words that tell of an overload, in any case."""
 
 
 class Learned(Protocol):
@@ -134,7 +105,7 @@ class Flights:
         self._learned = learned
         self._tell_used = settled
         self._rates = rates
-        self._suspects = Suspects()
+        self._judge = Judge(policy, breakers, clock, pace)
         self._own: dict[Flight, Allowance] = {}
         self._flights: dict[str, Flight] = {}
         self._by_id: dict[str, Flight] = {}
@@ -154,6 +125,7 @@ class Flights:
     def follow(self, policy: Policy, grace_s: float) -> None:
         """Go by other rules from now on. Whoever flies is settled by what it took."""
         self._policy, self._grace_s = policy, grace_s
+        self._judge.follow(policy)
 
     def oldest(self) -> float:
         """When the oldest of those arrived whose books are open; infinite when there is none."""
@@ -191,7 +163,7 @@ class Flights:
         elif record.kind is RecordKind.ATTEMPT:
             await self._attempt_failed(flight, record)
         elif record.kind is RecordKind.RUNNING:
-            self._time(flight, record)
+            self._judge.first_token(flight, record)
         elif not flight.settled:
             await self._final(flight, record)
         if flight is not None:
@@ -318,7 +290,7 @@ class Flights:
         if not _is_news(flight, record):
             return
         flight.attempts = max(flight.attempts, record.attempt)
-        outcome, cause = self._judge(record, flight)
+        outcome, cause = self._judge.attempt(record, flight)
         if record.flags & CLIENT_LEFT or 0 < record.status < 400:  # noqa: PLR2004 - the answer had begun
             return
         refund, last = _refund(record), _passed_on(record) or (flight.again and not _asked_again(record))
@@ -348,9 +320,9 @@ class Flights:
         else:
             timed_out = record.details == TIMED_OUT
             if timed_out:
-                self._judge(record, flight)
+                self._judge.attempt(record, flight)
             elif given_up:
-                self._time(flight, record)
+                self._judge.first_token(flight, record)
             changes = flight.unserved(record.upstream if given_up or timed_out else "")
         self._close(flight, _settled(flight, record, usage, given_up=given_up))
         await self._apply(changes, self._own.get(flight), flight.taken, flight.request.ticket)
@@ -383,108 +355,15 @@ class Flights:
                 self._pace.learn_output(flight.request.model, generating, usage.output)
         flight.cut = bool(record.flags & (CUT - {STALLED}))
         if given_up or flight.cut:  # its attempt's record counts it, sooner or later
-            self._time(flight, record)
+            self._judge.first_token(flight, record)
             return
-        outcome, cause, malformed = _verdict(record, self._provider(record.upstream))
-        if outcome in (Outcome.FAILURE, Outcome.CREDENTIAL):
-            error = str(record.tail.get("error", ""))
-            outcome = self._of_the_request(record.upstream, record.status, error, outcome, flight.request)
-        if outcome is Outcome.FAILURE and self._fails_anywhere(record, flight.request):
-            outcome, malformed = Outcome.IGNORED, False
-        self._tell_breaker(flight, record, outcome, cause, malformed=malformed)
-
-    def _judge(self, record: Record, flight: Flight | None = None) -> tuple[Outcome, str]:
-        """What a failed attempt says about its upstream, and why. flight: whose it was, None where nobody knows."""
-        outcome = _outcome(record, self._provider(record.upstream))
-        if flight is not None and "upstream_request_timeout" in record.flags and self._was_hurried(flight, record):
-            outcome = Outcome.IGNORED
-        if flight is not None and outcome in (Outcome.FAILURE, Outcome.CREDENTIAL):
-            outcome = self._of_the_request(record.upstream, record.status, record.error, outcome, flight.request)
-        malformed = _is_none(record.error)
-        if flight is not None and outcome is Outcome.FAILURE and self._fails_anywhere(record, flight.request):
-            outcome, malformed = Outcome.IGNORED, False
-        what = record.error or ", ".join(sorted(record.flags)) or "no answer"
-        cause = f"status {record.status}: {what}"
-        if flight is None:
-            began = self._clock.time() - record.duration_s
-            self._breakers.record(record.upstream, outcome, began=began, cause=cause)
-        else:
-            self._tell_breaker(flight, record, outcome, cause, malformed=malformed)
-        return outcome, cause
-
-    def _was_hurried(self, flight: Flight, record: Record) -> bool:
-        """Whether an attempt that ran out of time was given less than is enough there, so that it says nothing."""
-        request, given_s, upstream = flight.request, flight.given_s, record.upstream
-        begun = request.stream and 0 < record.status < 400  # noqa: PLR2004 - HTTP
-        if begun or given_s >= flight.limit_s:  # it is not the caller's limit that ran out
-            return False
-        if record.kind is RecordKind.FINAL and flight.departed is not None:  # the limit of all attempts together
-            given_s = given_s - (flight.came - flight.departed) if flight.at == upstream else 0.0
-        p95_s = self._breakers.usual_first_s(upstream, request.model, request.size.input)
-        output_s = self._pace.output_s(request.model, request.size.output)
-        return given_s < ample_s(request, flight.first_token_s, flight.limit_s, p95_s=p95_s, output_s=output_s)
-
-    def _fails_anywhere(self, record: Record, request: Request) -> bool:
-        """Whether it may be the request's own fault: it failed in this way at another upstream, too, in this flight or
-        when its client sent it before.
-        """
-        way = _way(record)
-        if not way:
-            return False
-        return self._suspects.failed(request.fingerprint or request.ticket, way, record.upstream, self._clock.time())
-
-    def _of_the_request(self, upstream: str, status: int, error: str, outcome: Outcome, request: Request) -> Outcome:
-        """What it says where it may be about what was asked.
-
-        A model that is missing, or that our key may not use, is our mistake; but where a caller may ask for any name it
-        says nothing. What our key may not do may be for the request's content, or for what it refers to: however often
-        that is sent, it is one sign.
-        """
-        kind, _, code = error.partition("/")
-        means, place = classify(self._provider(upstream), status, kind, code), self._policy.upstreams.get(upstream)
-        missing = means is ErrorClass.MISSING or code == NO_SUCH_MODEL
-        if missing and place is not None and is_callers_word(self._policy, place, request.model):
-            return Outcome.IGNORED
-        if means is ErrorClass.FORBIDDEN:
-            name, now = request.fingerprint or request.ticket, self._clock.time()
-            return Outcome.IGNORED if self._suspects.failed(name, means, upstream, now, once=True) else outcome
-        return outcome
-
-    def _time(self, flight: Flight, record: Record) -> None:
-        """How long its first token took, or that it did not come in this time, is all that it says."""
-        if flight.request.stream and not flight.timed:
-            self._tell_breaker(flight, record, Outcome.IGNORED, "first tokens are late")
-
-    def _tell_breaker(
-        self, flight: Flight, record: Record, outcome: Outcome, cause: str, *, malformed: bool = False
-    ) -> None:
-        request, first_token_s = flight.request, record.first_token_s
-        gave_up = first_token_s is None and record.kind is RecordKind.FINAL and not record.status
-        failed = record.kind is RecordKind.ATTEMPT or record.status >= 400  # noqa: PLR2004 - HTTP
-        if failed or flight.timed or not request.stream or flight.departed is None or record.attempt > 1:
-            first_token_s = None
-        elif gave_up:
-            first_token_s = record.duration_s - flight.waited_s
-        flight.timed = flight.timed or first_token_s is not None
-        if outcome in (Outcome.FAILURE, Outcome.PACED):
-            if (record.upstream, outcome) in flight.blamed:  # asked a second time; that it failed is one sign
-                return
-            flight.blamed += ((record.upstream, outcome),)
-        hollow = malformed and (record.tail.get("bad") or record.error.partition("/")[2]) in HOLLOW
-        size, model = request.size.input, request.model
-        evidence = Evidence(request.id, size, first_token_s, malformed, model, gave_up, hollow, request.endpoint)
-        began = self._clock.time() if flight.departed is None else flight.departed
-        self._breakers.record(record.upstream, outcome, began=began, cause=cause, evidence=evidence)
-
-    def _provider(self, name: str) -> str:
-        upstream = self._policy.upstreams.get(name)
-        return upstream.provider if upstream else ""
+        self._judge.answer(flight, record)
 
     async def _record_of_another(self, record: Record) -> None:
         if record.kind is RecordKind.ATTEMPT:
             closed = self._closed.get(record.request_id)
             if closed is None:
-                self._judge(record)
+                self._judge.attempt(record)
             else:
                 await self._attempt_failed(closed, record)
         elif record.kind is RecordKind.RUNNING and record.upstream in self._policy.upstreams:
@@ -579,14 +458,9 @@ def _is_news(flight: Flight, record: Record) -> bool:
     return True
 
 
-def _is_none(error: str) -> bool:
-    """Whether these are the words for an answer that is none, and not a provider's own (`malformed_request`)."""
-    return error.partition("/")[0] == MALFORMED
-
-
 def _refund(record: Record) -> Refund:
     """What comes back after a failed attempt. A whole answer that was none, and was not passed on, is paid for."""
-    if _is_none(record.error):
+    if is_none(record.error):
         return Refund.KEPT
     return Refund.UNSENT if record.flags & UNSENT else Refund.INPUT_KEPT if record.flags & CUT else Refund.ALL
 
@@ -599,66 +473,6 @@ def _passed_on(record: Record) -> bool:
 def _asked_again(record: Record) -> bool:
     """Whether the router asks the same upstream once more, where the request may (render.routes)."""
     return bool(record.flags & (UNSENT | CUT)) or record.shown == OVERLOADED
-
-
-def _way(record: Record) -> str:
-    """In which way it failed, where what was asked may be why. Empty where it tells of the upstream, whoever asks: it
-    could not be reached, or said that it is overloaded.
-    """
-    if record.flags & UNSENT:
-        return ""
-    if record.flags & CUT:
-        return SILENT if record.flags & WAITED else CUT_OFF
-    error = record.error or str(record.tail.get("error", ""))
-    if record.tail.get("bad") or _is_none(error):
-        return MALFORMED
-    begun, code = record.status < 400, error.partition("/")[2]  # noqa: PLR2004 - HTTP
-    if begun and not error:
-        return CUT_OFF
-    status = int(code) if begun and code.isdecimal() else record.status  # a stream names it
-    refused = 400 <= status < FAILED  # noqa: PLR2004 - HTTP
-    return "" if refused or status in PASSES or any(word in error.casefold() for word in OVERLOADS) else "error"
-
-
-def _outcome(record: Record, provider: str) -> Outcome:
-    if record.flags & CLIENT_LEFT:
-        return Outcome.IGNORED
-    if record.flags & (UNSENT | CUT):
-        return Outcome.FAILURE
-    return _meaning(provider, record.status, record.error)
-
-
-def _fault(record: Record) -> str:
-    """What was wrong with an answer under 200, in a few words; empty for nothing."""
-    outcome, cause, _ = _verdict(record, "")
-    return cause if outcome is not Outcome.SUCCESS else ""
-
-
-def _verdict(record: Record, provider: str) -> tuple[Outcome, str, bool]:
-    """What an answer under 200 says about its upstream, why, and whether it is none."""
-    error, bad = str(record.tail.get("error", "")), record.tail.get("bad")
-    if bad or _is_none(error):
-        return Outcome.FAILURE, f"answer is none: {bad or error}", True
-    if error:
-        return _meaning(provider, record.status, error), f"answer with error {error}", False
-    if record.tail.get("cut") or record.flags & CUT:
-        return Outcome.FAILURE, "answer ended early", True
-    return Outcome.SUCCESS, "answered", False
-
-
-def _meaning(provider: str, status: int, error: str) -> Outcome:
-    kind, _, code = error.partition("/")
-    match classify(provider, status, kind, code):
-        case ErrorClass.PACE:
-            return Outcome.PACED
-        case ErrorClass.TERMINAL:
-            return Outcome.TERMINAL
-        case ErrorClass.CREDENTIAL:
-            return Outcome.CREDENTIAL
-        case ErrorClass.CLIENT | ErrorClass.NONE:
-            return Outcome.IGNORED
-        case _:
-            return Outcome.FAILURE
 
 
 def _settled(flight: Flight, record: Record, usage: Usage | None, *, given_up: bool) -> Settled:
@@ -680,7 +494,7 @@ def _settled(flight: Flight, record: Record, usage: Usage | None, *, given_up: b
         flags=record.flags,
         details=record.details,
         asked=record.upstream,
-        fault="" if given_up or record.status >= 400 else _fault(record),  # noqa: PLR2004 - HTTP
+        fault="" if given_up or record.status >= 400 else fault_of(record),  # noqa: PLR2004 - HTTP
     )
 
 
