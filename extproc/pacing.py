@@ -27,8 +27,8 @@ from extproc.core.flight import Flight
 from extproc.core.pacing import HOUR_S, Brakes, Move, Pacer, Reported, Rules, shortage_s
 from extproc.core.policy import Accounting, Kind, Limit, Policy, Upstream
 from extproc.core.ramp import FLOOR_PER_MINUTE, Ramp
-from extproc.core.request import Endpoint, Request, Size
-from extproc.core.routing import bucket_key, limits_of, reserve_of, slots_key
+from extproc.core.request import Request, Size
+from extproc.core.routing import UNMETERED, bucket_key, limits_of, reserve_of, slots_key
 from extproc.dialects import ErrorClass
 from extproc.ports import Capacity, Clock, Observer, Record, RecordKind
 from extproc.shapes import Pace
@@ -36,7 +36,6 @@ from extproc.shapes import Pace
 __all__ = ["Pacing"]
 
 KINDS = {"tokens": Kind.TOTAL, "input": Kind.INPUT, "output": Kind.OUTPUT, "requests": Kind.REQUESTS}
-UNMETERED = frozenset({Endpoint.OTHER, Endpoint.COUNT_TOKENS})
 SAME_S = 0.01
 """Answers that began this close to each other say the same; one of them is listened to."""
 TOLD_S = 10.0

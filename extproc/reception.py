@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from zlib import crc32
 
@@ -29,7 +28,7 @@ from extproc.core.identity import Caller, Directory, lane_of, session_of
 from extproc.core.outputs import Outputs
 from extproc.core.policy import Policy, Prices, Route, Tenant
 from extproc.core.refusal import Reason, Rejected
-from extproc.core.request import Ability, Call, Endpoint, Request, Session, Size
+from extproc.core.request import Call, Endpoint, Request, Session, Size
 from extproc.core.retries import KEYED
 from extproc.core.value import value
 from extproc.ports import Clock, Head
@@ -154,7 +153,7 @@ class Reception:
         size = Size(inputs[able[0]], self._output(call, inputs, tenant, usual))
         others = {name: Size(prompt, size.output) for name, prompt in inputs.items() if prompt != size.input}
         request = self._request(greeting, call, route, size, others, counted.tokens, body)
-        names, too_large = self._eligible(request, route, pin, call.needs)
+        names, too_large = self._eligible(request, able)
         prices = {
             name: routing.claims(policy.upstreams[name], call.model, request.size_at(name), greeting.endpoint, usual)
             for name in names
@@ -180,17 +179,14 @@ class Reception:
                 limited = True
         return frozenset(n for n in names if spend.is_costless(upstreams[n], rates)) if limited else None
 
-    def _eligible(
-        self, request: Request, route: Route, pin: str | None, needs: frozenset[Ability]
-    ) -> tuple[tuple[str, ...], bool]:
+    def _eligible(self, request: Request, able: tuple[str, ...]) -> tuple[tuple[str, ...], bool]:
         """The upstreams that could serve it, and whether it is too large for them: then it goes if it is observed."""
-        eligible = partial(routing.eligible, self._policy, route, request.dialect, request.model, pin=pin, needs=needs)
         try:
-            return eligible(size=request.size, sizes=request.sizes), False
-        except Rejected as rejected:
-            if rejected.reason is not Reason.TOO_LARGE or not request.observed:
+            return routing.eligible(self._policy, able, request.model, request.size, request.sizes), False
+        except Rejected:
+            if not request.observed:
                 raise
-            return eligible(size=Size(0, 0)), True
+            return routing.eligible(self._policy, able, request.model, Size(0, 0)), True
 
     def _pin(self, state: str | None, route: Route) -> str | None:
         """The only upstream that knows the state this request builds on; None when it builds on none."""

@@ -38,12 +38,16 @@ class Endpoint(StrEnum):
     @property
     def dialect(self) -> Dialect:
         """The family that this endpoint belongs to."""
-        return Dialect.ANTHROPIC if self in (Endpoint.MESSAGES, Endpoint.COUNT_TOKENS) else Dialect.OPENAI
+        return Dialect.ANTHROPIC if self in _ANTHROPIC else Dialect.OPENAI
 
     @property
     def generates(self) -> bool:
         """Whether the answer is generated token by token, so that output has to be reserved."""
-        return self in (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES)
+        return self in _GENERATING
+
+
+_ANTHROPIC = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
+_GENERATING = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES})
 
 
 class Ability(StrEnum):

@@ -1,9 +1,9 @@
 """Which upstreams may serve a request, what each would cost, and the order they are tried in.
 
-Three questions, asked at three times. On arrival: who could ever serve it (`eligible`: dialect, context window,
-per-minute limits, pinned state). At every dispatch: who may be asked now (`affordable`: whose dollars are not spent;
-`askable`: breakers; `options`: whether a busy first choice may be passed over). At departure: who stands behind the
-first choice (`order`: only upstreams that have room now, since the router will not ask again).
+Three questions, asked at three times. On arrival: who could ever serve it (`able`: dialect, abilities, pinned state;
+`eligible`: context window, per-minute limits). At every dispatch: who may be asked now (`affordable`: whose dollars are
+not spent; `askable`: breakers; `options`: whether a busy first choice may be passed over). At departure: who stands
+behind the first choice (`order`: only upstreams that have room now, since the router will not ask again).
 
 Slow beats refused: an upstream that is kept away merely because its first tokens are late is asked when nobody else of
 the chain may be, and stands behind all healthy ones of an order. A breaker knows one upstream and cannot know that.
@@ -28,14 +28,16 @@ from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Ability, Dialect, Endpoint, Size
 
 __all__ = [
-    "able", "affordable", "askable", "breaker_key", "bucket_key", "claims", "dollars_lack", "eligible", "fitting",
-    "holds", "is_callers_word", "kv_key", "limits_of", "matches", "options", "order", "out_key", "paused_key",
-    "priorities", "reserve_of", "route_of", "slots_key", "unable",
+    "UNMETERED", "able", "affordable", "askable", "breaker_key", "bucket_key", "claims", "dollars_lack", "eligible",
+    "fitting", "holds", "is_callers_word", "kv_key", "limits_of", "matches", "options", "order", "out_key",
+    "paused_key", "priorities", "reserve_of", "route_of", "slots_key", "unable",
 ]  # fmt: skip
 
 KNOW_PRIORITIES = frozenset({"vllm", "sglang", "fake", "compatible"})
 """Providers that are, or may be, engines that schedule by a `priority` in the body."""
 SAME: Mapping[str, Size] = MappingProxyType({})
+UNMETERED = frozenset({Endpoint.OTHER, Endpoint.COUNT_TOKENS})
+"""Endpoints whose tokens are not known."""
 PRIORITY_STEP = 100
 """Between two lanes. SGLang lets one request preempt another only when their priorities are more than 10 apart."""
 
@@ -60,21 +62,12 @@ def is_callers_word(policy: Policy, upstream: Upstream, model: str) -> bool:
 
 
 def eligible(
-    policy: Policy,
-    route: Route,
-    dialect: Dialect,
-    model: str,
-    size: Size,
-    pin: str | None,
-    needs: frozenset[Ability] = frozenset(),
-    sizes: Mapping[str, Size] = SAME,
+    policy: Policy, names: tuple[str, ...], model: str, size: Size, sizes: Mapping[str, Size] = SAME
 ) -> tuple[str, ...]:
-    """The upstreams of the chain that could ever serve this request, in order.
+    """Those of `names`, which are `able`, that could ever hold this request, in order.
 
-    sizes: its size at upstreams that count otherwise. Rejects as `able` does, and as `too_large` when it exceeds every
-    window and limit.
+    sizes: its size at upstreams that count otherwise. Rejects as `too_large` when it exceeds every window and limit.
     """
-    names = able(policy, route, dialect, pin, needs)
     found = _large_enough(policy, names, model, size, sizes)
     if not found:
         least = min(sizes.get(name, size).total for name in names)
@@ -149,7 +142,7 @@ def claims(
     cache is shared by what really runs; only limits that are charged for the reservation need all of it.
     """
     amounts = {Kind.TOTAL: size.total, Kind.INPUT: size.input, Kind.OUTPUT: size.output, Kind.REQUESTS: 1}
-    metered = endpoint not in (Endpoint.OTHER, Endpoint.COUNT_TOKENS)
+    metered = endpoint not in UNMETERED
     slots, buckets = _counters(upstream, model)
     found = [Claim(key, float(amounts[kind])) for key, kind in buckets if metered or kind is Kind.REQUESTS]
     if upstream.kv is not None and metered:
@@ -238,7 +231,7 @@ def priorities(
     has to go, or a client would rank itself: then the answer is a mapping, even if an empty one. No engine reads a
     priority from Anthropic's API.
     """
-    if all(upstreams[name].provider not in KNOW_PRIORITIES for name in names):
+    if KNOW_PRIORITIES.isdisjoint([upstreams[name].provider for name in names]):
         return None
     if endpoint.dialect is not Dialect.OPENAI:
         return {}

@@ -16,6 +16,7 @@ from extproc.core.policy import Kind, KvRules, Limit, Policy, Route, Upstream, W
 from extproc.core.refusal import Reason, Rejected
 from extproc.core.request import Ability, Dialect, Endpoint, Size
 from extproc.core.routing import (
+    able,
     affordable,
     askable,
     breaker_key,
@@ -105,34 +106,34 @@ def test_a_name_that_only_a_pattern_lets_pass_is_the_callers(
     assert is_callers_word(rules, rules.upstreams["a"], "m") is invented
 
 
-def test_only_upstreams_that_speak_the_dialect_are_eligible() -> None:
+def test_only_upstreams_that_speak_the_dialect_are_able() -> None:
     """The chain is filtered to those that speak it; when none does no retry can help."""
     rules = policy(upstream("a", dialects=OPENAI), upstream("b"))
-    assert eligible(rules, rules.routes[0], Dialect.ANTHROPIC, "m", Size(1, 1), None) == ("b",)
-    assert eligible(rules, rules.routes[0], Dialect.OPENAI, "m", Size(1, 1), None) == ("a", "b")
+    assert able(rules, rules.routes[0], Dialect.ANTHROPIC, None) == ("b",)
+    assert able(rules, rules.routes[0], Dialect.OPENAI, None) == ("a", "b")
     with pytest.raises(Rejected) as refused:
-        eligible(rules, rules.routes[0], Dialect.ANTHROPIC, "m", Size(1, 1), "a")
+        able(rules, rules.routes[0], Dialect.ANTHROPIC, "a")
     assert (refused.value.reason, refused.value.retry_after) == (Reason.NO_UPSTREAM, inf)
 
 
-def test_only_upstreams_that_can_do_what_is_needed_are_eligible() -> None:
+def test_only_upstreams_that_can_do_what_is_needed_are_able() -> None:
     """The others are passed over; when all are, no retry can help, and it is told what was needed."""
     needs = frozenset({Ability.TOOLS, Ability.IMAGES})
     rules = policy(upstream("a", lacks=frozenset({Ability.IMAGES, Ability.JSON})), upstream("b"))
-    chain = (rules, rules.routes[0], Dialect.OPENAI, "m", Size(1, 1), None)
-    assert eligible(*chain, needs) == ("b",)
-    assert eligible(*chain, frozenset({Ability.TOOLS})) == ("a", "b")
+    chain = (rules, rules.routes[0], Dialect.OPENAI, None)
+    assert able(*chain, needs) == ("b",)
+    assert able(*chain, frozenset({Ability.TOOLS})) == ("a", "b")
     rules = policy(upstream("a", lacks=needs))
     with pytest.raises(Rejected) as refused:
-        eligible(rules, rules.routes[0], Dialect.OPENAI, "m", Size(1, 1), None, needs)
+        able(rules, rules.routes[0], Dialect.OPENAI, None, needs)
     assert (refused.value.reason, refused.value.retry_after) == (Reason.NO_UPSTREAM, inf)
     assert refused.value.detail.endswith("needs: images, tools")
 
 
 def test_state_pins_the_request_to_one_upstream() -> None:
-    """A pinned request is eligible there or nowhere."""
+    """A pinned request can be served there or nowhere."""
     rules = policy(upstream("a"), upstream("b"))
-    assert eligible(rules, rules.routes[0], Dialect.OPENAI, "m", Size(1, 1), "b") == ("b",)
+    assert able(rules, rules.routes[0], Dialect.OPENAI, "b") == ("b",)
 
 
 @pytest.mark.parametrize(
@@ -159,17 +160,17 @@ def test_too_large_is_beyond_every_window_and_limit_of_the_chain(rules: dict[str
     """70 + 30 tokens: an upstream that could never hold them is passed over; when all are, it is too large."""
     small = policy(upstream("a", **rules))
     wide = policy(upstream("a", **rules), upstream("b"))
-    assert eligible(wide, wide.routes[0], Dialect.OPENAI, "m", Size(70, 30), None) == (("a", "b") if fits else ("b",))
+    assert eligible(wide, ("a", "b"), "m", Size(70, 30)) == (("a", "b") if fits else ("b",))
     if not fits:
         with pytest.raises(Rejected) as refused:
-            eligible(small, small.routes[0], Dialect.OPENAI, "m", Size(70, 30), None)
+            eligible(small, ("a",), "m", Size(70, 30))
         assert refused.value.reason is Reason.TOO_LARGE
 
 
 def test_each_upstream_is_held_against_its_own_count() -> None:
     """A prompt may fit where it is counted small, and not where it is counted large, whatever the windows."""
     rules = policy(upstream("a", window=100), upstream("b", window=100), upstream("c", limits=(total(100),)))
-    chain = (rules, rules.routes[0], Dialect.OPENAI, "m", Size(70, 30), None, frozenset())
+    chain = (rules, ("a", "b", "c"), "m", Size(70, 30))
     assert eligible(*chain, {"b": Size(71, 30)}) == ("a", "c")
     assert eligible(*chain, {"a": Size(71, 30), "b": Size(60, 30), "c": Size(200, 30)}) == ("b",)
     with pytest.raises(Rejected) as refused:
@@ -212,7 +213,7 @@ def test_a_small_limit_never_refuses_who_named_no_cap(prompt: int, window: int, 
     rules = policy(one)
     size = Size(prompt, fitting(rules, {"a": prompt}, 512))
     if prompt + 1 <= min(window, tpm):
-        assert eligible(rules, rules.routes[0], Dialect.OPENAI, "m", size, None) == ("a",)
+        assert eligible(rules, ("a",), "m", size) == ("a",)
 
 
 def test_an_embedding_reserves_no_output() -> None:
@@ -475,7 +476,7 @@ def test_who_cannot_serve_is_told_with_the_first_of_its_reasons() -> None:
     assert unable(rules, route, Dialect.OPENAI, "m", Size(1, 1), None) == ()
     pinned = unable(rules, route, Dialect.OPENAI, "m", Size(1, 1), "wide")
     assert pinned == tuple(PassedOver(name, Why.PINNED) for name in ("openai", "plain", "small"))
-    assert eligible(rules, route, *about, None, needs) == ("wide",)
+    assert eligible(rules, able(rules, route, Dialect.ANTHROPIC, None, needs), "m", Size(80, 21)) == ("wide",)
 
 
 @given(
@@ -499,11 +500,15 @@ def test_each_of_a_chain_could_serve_or_is_told_why_not(
     names = [one.upstream for one in found]
     serve = tuple(name for name in rules.upstreams if name not in names)
     assert names == [name for name in rules.upstreams if name in names]
+
+    def could_serve() -> tuple[str, ...]:
+        return eligible(rules, able(rules, rules.routes[0], Dialect.ANTHROPIC, pin, needs), "m", Size(80, 20))
+
     if serve:
-        assert eligible(*asked) == serve
+        assert could_serve() == serve
         return
     with pytest.raises(Rejected) as refused:
-        eligible(*asked)
+        could_serve()
     reasons = {one.why for one in found}
     assert (refused.value.reason is Reason.TOO_LARGE) is (Why.TOO_LARGE in reasons)
     assert (" do all " in refused.value.detail) is (Why.ABILITY in reasons and Why.TOO_LARGE not in reasons)
