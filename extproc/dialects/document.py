@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from extproc.core.refusal import Reason, Rejected
@@ -110,6 +111,7 @@ def rewrite(
     return Rewrite(body, None if same else dict(zip(order, heads, strict=True)), width)
 
 
+@lru_cache(maxsize=1_024)
 def _head(model: str, options: str, priority: int | None) -> str:
     head = '{"model":' + json.dumps(model)
     if options:

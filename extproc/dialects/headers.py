@@ -22,6 +22,8 @@ SDK_MARGIN_S = 0.25
 """An SDK's timeout is that of one attempt: it gives up by itself, and tries again. It has so much longer here, because
 being told in that very moment that its time is over would keep it from trying."""
 
+_SDK_TIMEOUTS = ("x-stainless-timeout", "x-stainless-read-timeout")
+_TIMEOUTS = frozenset({"x-request-timeout-ms", "grpc-timeout", *_SDK_TIMEOUTS})
 _DECIMAL = re.compile(r"\s*(-?[0-9]{1,12}(?:\.[0-9]{0,9})?)\s*", re.ASCII)
 _GRPC = re.compile(r"([0-9]{1,8})([HMSmun])", re.ASCII)
 _GRPC_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -36,6 +38,8 @@ def timeouts(headers: Mapping[str, str]) -> float | None:
     0.0 means that the time is over: `x-request-timeout-ms` or `grpc-timeout` said so. The SDKs' own headers do not mean
     that, because one of them rounds half a second down to 0. More than a week is as good as no limit.
     """
+    if _TIMEOUTS.isdisjoint(headers):
+        return None
     limits = []
     milliseconds = _number(headers.get("x-request-timeout-ms"))
     if milliseconds is not None:
@@ -43,7 +47,7 @@ def timeouts(headers: Mapping[str, str]) -> float | None:
     grpc = _GRPC.fullmatch(headers.get("grpc-timeout") or "")
     if grpc is not None:
         limits.append(int(grpc[1]) * _GRPC_UNITS[grpc[2]])
-    for key in ("x-stainless-timeout", "x-stainless-read-timeout"):
+    for key in _SDK_TIMEOUTS:
         seconds = _number(headers.get(key))
         if seconds is not None and seconds > 0:
             limits.append(seconds + SDK_MARGIN_S)
@@ -69,7 +73,9 @@ def header_sessions(headers: Mapping[str, str]) -> tuple[str, ...]:
 def language(accept_language: str | None) -> str:
     """Choose "en" or "zh" from an Accept-Language header; English unless Chinese is asked for."""
     best, best_quality = "en", 0.0
-    for entry in (accept_language or "")[:_MAX_LANGUAGE_HEADER].split(","):
+    if not accept_language:
+        return best
+    for entry in accept_language[:_MAX_LANGUAGE_HEADER].split(","):
         tag, _, parameter = entry.partition(";")
         base = tag.strip().lower().replace("_", "-").partition("-")[0]
         given = _QUALITY.fullmatch(parameter)

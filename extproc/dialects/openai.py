@@ -101,13 +101,14 @@ def needs(tally: Tally, values: dict[str, Any], schemas: tuple[str, ...]) -> fro
     """What the model must be able to do. `schemas`: members that may say what form the answer has."""
     messages = values.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
-    found = {
-        Ability.TOOLS: tally.tools > 0,
-        Ability.IMAGES: tally.sees,
-        Ability.JSON: any(_is_json(values[key]) for key in schemas if key in values),
-        Ability.PREFILL: isinstance(last, dict) and last.get("role") == "assistant",
-    }
-    return frozenset(ability for ability, needed in found.items() if needed)
+    found = [Ability.TOOLS] if tally.tools > 0 else []
+    if tally.sees:
+        found.append(Ability.IMAGES)
+    if any(_is_json(values[key]) for key in schemas if key in values):
+        found.append(Ability.JSON)
+    if isinstance(last, dict) and last.get("role") == "assistant":
+        found.append(Ability.PREFILL)
+    return frozenset(found)
 
 
 def _is_json(form: object) -> bool:
@@ -123,7 +124,7 @@ def _chat_like(endpoint: Endpoint) -> bool:
 
 def _choices(endpoint: Endpoint, values: dict[str, Any]) -> int:
     """Return how many answers are generated per prompt: `best_of` are generated even though `n` come back."""
-    if not _chat_like(endpoint):
+    if not _chat_like(endpoint) or not ("n" in values or "best_of" in values):
         return 1
     return max(fields.integer(values, key, 1, MAX_CHOICES) or 1 for key in ("n", "best_of"))
 

@@ -48,12 +48,16 @@ _HEADERS = (
     "x-litellm-trace-id",
 )
 _LAST = ("prompt_cache_key", "previous_response_id")
+_IN_BODY = frozenset({"conversation", "metadata", *_MEMBERS, *_LAST})
+_IN_HEADERS = frozenset(_HEADERS)
 _CLAUDE_CODE = re.compile(r"_session_([A-Za-z0-9-]{8,64})\Z")
 _MAX_USER_ID = 2_048
 
 
 def named_in_body(values: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the session ids in a request body, best first, each once."""
+    if _IN_BODY.isdisjoint(values):
+        return ()
     found: list[object] = []
     conversation = values.get("conversation")
     found.append(conversation.get("id") if isinstance(conversation, dict) else conversation)
@@ -68,6 +72,8 @@ def named_in_body(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 def named_in_headers(headers: Mapping[str, str]) -> tuple[str, ...]:
     """Return the session ids in request headers (names in lower case), best first, each once."""
+    if _IN_HEADERS.isdisjoint(headers):
+        return ()
     return _names([headers.get(key) for key in _HEADERS])
 
 
