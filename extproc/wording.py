@@ -65,6 +65,8 @@ class Wording:
         """The body, ready beforehand, for the case that every upstream of the order fails."""
         language = dialects.language(head.headers.get("accept-language"))
         body = _exhausted(dialect, language, retry_s, self._statuses(Reason.UPSTREAM_FAILED))
+        if _REQUEST_ID not in body:
+            return body
         return body.replace(_REQUEST_ID, json.dumps(head.headers.get("x-request-id", ""))[1:-1])
 
 

@@ -75,6 +75,7 @@ WAIT = "x-tg-wait"
 """Where they put how long an error says to wait in its body."""
 JWT = "envoy.filters.http.jwt_authn"
 JWT_KEY = "claims"
+NO_FLAGS: frozenset[str] = frozenset()
 OVERWRITE = HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 
 CONTINUE = ProcessingResponse(request_headers=HeadersResponse()).SerializeToString()
@@ -169,7 +170,7 @@ def record(entry: HttpAccessLogEntry) -> Record | None:
         request_id=entry.request.request_id,
         shown=response.response_code.value,
         error=response.response_headers.get("x-tg-err", ""),
-        headers=_limits(metadata[LIMITS], response.response_headers),
+        headers=_limits(_words(metadata[LIMITS]) if LIMITS in metadata else {}, response.response_headers),
         tail=_words(metadata[TAIL]) if TAIL in metadata else {},
     )
 
@@ -257,7 +258,9 @@ def upstream_at(address: str) -> str:
 
 def _flags(common: AccessLogCommon, headers: Mapping[str, str]) -> frozenset[str]:
     """What became of it; where a gate answered in place of its upstream, what became of it there."""
-    own = frozenset(field.name for field, value in common.response_flags.ListFields() if value is True)
+    own = NO_FLAGS
+    if common.HasField("response_flags"):
+        own = frozenset(field.name for field, value in common.response_flags.ListFields() if value is True)
     told = headers.get(FLAGS)
     return own | {SHORT[word] for word in told.split(",") if word in SHORT} if told else own
 
@@ -282,9 +285,11 @@ def _words(struct: Struct) -> Mapping[str, str | float]:
     return found
 
 
-def _limits(noted: Struct, sent: Mapping[str, str]) -> dict[str, str]:
+def _limits(noted: Mapping[str, str | float], sent: Mapping[str, str]) -> dict[str, str]:
     """Headers about limits: those that were noted when they were taken off an answer, and those that were left on."""
-    found = {name: str(word) for name, word in _words(noted).items()} | dict(sent)
+    if not noted and not sent:
+        return {}
+    found = {name: str(word) for name, word in noted.items()} | dict(sent)
     if WAIT in found:
         found.setdefault("retry-after", found[WAIT])
     return found
