@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Protocol
@@ -131,12 +130,16 @@ class Flights:
         """When the oldest of those arrived whose books are open; infinite when there is none."""
         return min((flight.request.arrived for flight in self._flights.values()), default=inf)
 
-    @asynccontextmanager
-    async def board(self, request: Request, names: tuple[str, ...] = ()) -> AsyncIterator[Flight]:
-        """Take what is the caller's own and give back on leaving what is still held. Rejected when that is spent.
+    def board(self, request: Request, names: tuple[str, ...] = ()) -> Boarding:
+        """To be held with `async with` while `request` is here: take what is the caller's own and give back on leaving
+        what is still held. Entering raises Rejected when that is spent.
 
         names: the upstreams that may serve it; of their prices the dearest is reserved.
         """
+        return Boarding(self, request, names)
+
+    async def enter(self, request: Request, names: tuple[str, ...]) -> Flight:
+        """See `board`."""
         rates = self._rates(names, request.model)
         allowance = self._allowances.of(request, rates)
         if allowance is not NOTHING:
@@ -144,10 +147,7 @@ class Flights:
         flight = self._flights[request.ticket] = self._by_id[request.id] = Flight(request, allowance.claims, rates)
         if allowance is not NOTHING:
             self._own[flight] = allowance
-        try:
-            yield flight
-        finally:
-            await self._leave(flight)
+        return flight
 
     async def record(self, record: Record) -> None:
         """Learn from one record. Records of unknown requests teach the breakers only; a failed attempt whose request's
@@ -190,8 +190,8 @@ class Flights:
             return self._flights.get(record.ticket)
         return self._by_id.get(record.request_id) if record.request_id else None
 
-    async def _leave(self, flight: Flight) -> None:
-        """Its stream has ended, or it never left."""
+    async def leave(self, flight: Flight) -> None:
+        """Its stream has ended, or it never left. See `board`."""
         allowance, now = self._own.get(flight), self._clock.time()
         if flight.departed is None:
             changes = flight.cancel()
@@ -429,6 +429,24 @@ class Flights:
     async def _change(self, changes: Sequence[Change]) -> None:
         await self._capacity.change(changes)
         self._freed()
+
+
+class Boarding:
+    """See Flights.board. Every request comes this way, and a generator would cost more than what it manages."""
+
+    __slots__ = ("_flight", "_flights", "_names", "_request")
+
+    def __init__(self, flights: Flights, request: Request, names: tuple[str, ...]) -> None:
+        self._flights, self._request, self._names = flights, request, names
+
+    async def __aenter__(self) -> Flight:
+        """Open its books."""
+        self._flight = await self._flights.enter(self._request, self._names)
+        return self._flight
+
+    async def __aexit__(self, *_: object) -> None:
+        """Give back."""
+        await self._flights.leave(self._flight)
 
 
 def _kind(key: str) -> str:
