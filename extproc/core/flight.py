@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from math import inf
 
 from extproc.core import spend
@@ -319,6 +320,7 @@ def _net(changes: list[Change]) -> list[Change]:
     return [Change(key, amount) for key, amount in total.items() if amount]
 
 
+@lru_cache(maxsize=4096)
 def _kind(key: str) -> str:
     return key.rpartition("/")[2]
 

@@ -101,17 +101,22 @@ def rewrite(
     plain = not (document.options or document.repeated or priorities or given)
     if plain and all(names.get(upstream, call.model) == call.model for upstream in order):
         return None
-    heads = [
-        _head(names.get(upstream, call.model), document.options, (priorities or {}).get(upstream)) for upstream in order
-    ] or [_head(call.model, document.options, None)]
-    width = max(map(len, heads))
-    heads = [head.ljust(width) for head in heads]
+    models = tuple([names.get(upstream, call.model) for upstream in order]) or (call.model,)
+    ours = tuple([(priorities or {}).get(upstream) for upstream in order]) or (None,)
+    heads = _heads(models, document.options, ours)
     body = b"".join([heads[0].encode("ascii"), *_rest(document, drop_priority=priorities is not None), b"}"])
-    same = all(head == heads[0] for head in heads)
-    return Rewrite(body, None if same else dict(zip(order, heads, strict=True)), width)
+    same = heads.count(heads[0]) == len(heads)
+    return Rewrite(body, None if same else dict(zip(order, heads, strict=True)), len(heads[0]))
 
 
 @lru_cache(maxsize=1_024)
+def _heads(models: tuple[str, ...], options: str, priorities: tuple[int | None, ...]) -> tuple[str, ...]:
+    """The head of each upstream of an order, all of one width."""
+    heads = [_head(model, options, priority) for model, priority in zip(models, priorities, strict=True)]
+    width = max(map(len, heads))
+    return tuple(head.ljust(width) for head in heads)
+
+
 def _head(model: str, options: str, priority: int | None) -> str:
     head = '{"model":' + json.dumps(model)
     if options:
