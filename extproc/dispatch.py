@@ -155,7 +155,7 @@ class Dispatch:
             per_try_s=per_try_s,
             total_s=total_s,
             deadline_ms=None if request.deadline is None else max(1, int((request.deadline - now) * 1000)),
-            removed=tuple(name for name in greeting.head.headers if name.startswith("x-tidegate-")),
+            removed=tuple([name for name in greeting.head.headers if name.startswith("x-tidegate-")]),
             facts=_facts(request),
         )
 
@@ -306,11 +306,11 @@ class Dispatch:
         if self._lenient():
             return True
         levels, now = self._capacity.levels(), self._clock.time()
-        return all(
-            counter.shadow or counter.wait_for(claim.amount, now, terms) <= 0
-            for claim in wants.prices[name]
-            if (counter := levels.get(claim.key)) is not None
-        )
+        for claim in wants.prices[name]:
+            counter = levels.get(claim.key)
+            if counter is not None and not counter.shadow and counter.wait_for(claim.amount, now, terms) > 0:
+                return False
+        return True
 
 
 def _facts(request: Request) -> Mapping[str, str | float]:

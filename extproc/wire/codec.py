@@ -229,8 +229,8 @@ def put(headers: Iterable[HeaderValueOption], name: str, value: str) -> None:
     """Set a header, in place of any of its name."""
     option = headers.add()  # type: ignore[attr-defined]
     option.append_action = OVERWRITE
-    option.header.key = name
-    option.header.raw_value = value.encode("utf-8", "surrogateescape")
+    header = option.header
+    header.key, header.raw_value = name, value.encode("utf-8", "surrogateescape")
 
 
 def _status(response: HttpResponseProperties) -> int:
