@@ -15,10 +15,10 @@ SLOW = ("aiohttp", "google.protobuf", "grpc", "opentelemetry", "textual", "urlli
 
 
 def test_nobody_waits_for_what_only_others_need() -> None:
-    """Probes and hooks run every few seconds: a command imports what it needs when it runs."""
-    asked = "import sys; from extproc.cli import app; app(['--help'], standalone_mode=False)"
+    """Probes and hooks run every few seconds: a command imports what it needs when it runs, and nothing as it ends."""
     told = f"print(*sorted({{*{SLOW!r}}} & sys.modules.keys()), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", f"{asked}; {told}"], capture_output=True, text=True, check=True)
+    asked = f"import atexit, sys; atexit.register(lambda: {told}); from extproc.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", asked, "--help"], capture_output=True, text=True, check=True)
     assert "fake-provider" in done.stdout
     assert done.stderr.split() == []
 

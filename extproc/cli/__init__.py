@@ -43,13 +43,15 @@ def main() -> None:
     """Run the command line; a known mistake is a message, not a traceback."""
     try:
         app()
-    except _mistakes() as error:
+    except Exception as error:  # not SystemExit, by which every command ends: nobody should wait for the imports then
+        if not isinstance(error, _mistakes()):
+            raise
         print(error, file=sys.stderr)  # noqa: T201
         sys.exit(2)
 
 
 def _mistakes() -> tuple[type[Exception], ...]:
-    """What is raised for mistakes in what was asked for. Called when something was raised, not before."""
+    """What is raised for mistakes in what was asked for. To be called only when something was raised."""
     from extproc.against.dump import AdminError  # noqa: PLC0415
     from extproc.doctor.asking import BadUrl, NoAnswer  # noqa: PLC0415
     from extproc.lifecycle import NotReadyError  # noqa: PLC0415
