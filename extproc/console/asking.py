@@ -222,7 +222,7 @@ def _refused(error: HTTPError, access: Access, method: str) -> ConsoleError:
 def _said(error: HTTPError, access: Access) -> str:
     try:
         said = str(json.loads(error.read())["error"])
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, KeyError, TypeError, OSError, HTTPException):
         return f"the console answered {error.code}"
     missing = error.code == 401 and not access.token and access.why_no_token  # noqa: PLR2004
     return f"{said} ({access.why_no_token})" if missing else said
