@@ -44,10 +44,9 @@ class Pages(Protocol):
 class Sources:
     """Each is called on the event loop, but for pages of metrics; all give plain data.
 
-    overview: awaited, as it may work in
-    a thread. requests: the newest, by keywords (limit, and any of tenant, lane, reason, upstream, state). explain: by
-    request id or ticket, None when it is not known. log, set_log: settings of the log, and keywords of what to change.
-    config: every value in force, without secrets.
+    overview: awaited, as it may work in a thread. requests: the newest, by keywords (limit, and any of tenant, lane,
+    reason, upstream, state). explain: by request id or ticket, None when it is not known. log, set_log: settings of the
+    log, and keywords of what to change. config: every value in force, without secrets.
     """
 
     state: Callable[[], Data]
