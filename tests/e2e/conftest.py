@@ -23,7 +23,7 @@ PATIENCE_S = 30.0
 CLIENTS_SOCKETS = r"ignore:Exception ignored in. <socket\.socket:pytest.PytestUnraisableExceptionWarning"
 """SDKs that lost patience leave sockets to the collector, which finds them in whatever test comes later."""
 
-GRACE_S = 6.0
+GRACE_S = 3.0
 """How long a record may take to come before books are closed without it."""
 
 
