@@ -4,8 +4,8 @@
 lane lets it; where the end of the pause is known, forecasts and Retry-After count on it, so that who could not be
 served in time is refused at once. Other lanes go on as if the paused one were empty: nothing is kept free for it, nor
 counted as ahead of them. `resume` has an effect at once. What is only observed (observe mode) is never held. A lane
-that a reload takes away stays paused for whoever is there, and should it come back meanwhile; once nobody can be in it
-any more its pause is over, told as the reload's.
+that a reload takes away stays paused for whoever is there, and should it come back meanwhile; the first reload without
+it at which nobody can be in it any more ends its pause, told as the reload's.
 
 `trip(upstream)`: its breaker opens as if it had become sick now; it rests, is probed, and comes back by itself. Of one
 that is open the rest begins anew. `reset`: its breaker is closed at once; what was counted, how often it rested, and

@@ -2,8 +2,8 @@
 
 There are as many combinations of keys as there are subsets of them, so only so many are kept apart: when another
 begins, the one that has not been for longest is summed up with those like it, under no key at all. No second is lost by
-that, and none is put to keys that did not lack; what a waiter was held by is told apart as long as it was not more than
-so many things in turn.
+that, and none is put to keys that did not lack. What a waiter was held by is told apart but for what gave way while it
+stood there: so all of it, where its line has not lacked more than so many things in turn.
 
 Deliberately not here: what lacks (capacity), and in which line who stands meanwhile (lines).
 """
