@@ -505,8 +505,8 @@ class Refusal(TypedDict, closed=True):
 
 
 class Row(TypedDict, closed=True):
-    """A request in one line. at: its arrival. reason: why it was refused or failed, else empty. tokens: estimated,
-    until they are reported.
+    """A request in one line. at: its arrival. reason: why it was refused, evicted or failed, else empty. tokens:
+    estimated, until they are reported.
     """
 
     id: str
