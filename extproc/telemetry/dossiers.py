@@ -104,7 +104,7 @@ class Dossier:
 
     @property
     def reason(self) -> str:
-        """Why it was refused or evicted, or got no answer though it was let go; empty for none, or a client that left."""
+        """Why it was refused or evicted, or let go and not answered; empty when it was not, or its client had left."""
         refused, settled = self.refused, self.last(events.Settled)
         if refused is not None or settled is None or settled.client_gone:
             return str(refused.reason) if refused else ""
