@@ -294,8 +294,10 @@ class Levers:
 
     async def _revert(self, change: str, by: str) -> None:
         self._by[change] = by
-        await self._reloading.revert(change)
-        self._by.pop(change, None)
+        try:
+            await self._reloading.revert(change)
+        finally:
+            self._by.pop(change, None)
 
     def _dropped(self, change: Change) -> None:
         """It is over: reverted, or a reload, or the end of another change, is one that it does not go with."""

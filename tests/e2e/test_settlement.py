@@ -208,7 +208,9 @@ def end(stack: Stack, way: Way, body: Mapping[str, Any], team: str) -> None:
         until(lambda: stack.record(str(body["model"]))["in_flight"] == 1)
         received = b""
         while received.count(b"data: ") < way.gone_after:
-            received += connection.recv(65536)
+            piece = connection.recv(65536)
+            assert piece, received
+            received += piece
 
 
 def new_tenant(stack: Stack) -> str:
