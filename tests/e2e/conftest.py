@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
@@ -33,6 +35,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "tests/e2e" in str(item.path):
             item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.filterwarnings(CLIENTS_SOCKETS))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hang_up() -> Iterator[None]:
+    """What a file's own client keeps open to stacks that are gone is closed at the end."""
+    yield
+    for name, module in list(sys.modules.items()):
+        client = getattr(module, "HTTP", None) if name.startswith("tests.e2e.") else None
+        if isinstance(client, httpx.Client):
+            client.close()
 
 
 def settings_for(**overrides: Any) -> Settings:
