@@ -411,14 +411,14 @@ async def test_a_storm_of_impatient_clients_causes_no_preemption(
     bodies = long_prompts(60, seed=7)
     before = preemptions(await page(crowded))
     forget(crowded)
-    storming = asyncio.create_task(storm(crowded.url, bodies[:30], seconds=3.0, seed=7))
+    storming = asyncio.create_task(storm(crowded.url, bodies, seconds=6.0, seed=7))
     await asyncio.to_thread(until, lambda: cache(crowded)["fill"] >= 0.5, PATIENCE_S, 0.05)
     stormy, calm = await steady(crowded, 6.0)
     outcomes = await storming
     caused = preemptions(await page(crowded)) - before
     copies = most_copies(crowded.record("vllm")["requests"])
     told = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
-    await storm(crowded.fakes["vllm"].where, bodies, seconds=1.0, seed=7)
+    await storm(crowded.fakes["vllm"].where, bodies[:40], seconds=1.0, seed=7)
     direct = preemptions(await page(crowded)) - before - caused
     show(
         capsys,

@@ -286,6 +286,8 @@ async def test_a_thousand_wait_in_one_worker(slots: Stack, capsys: pytest.Captur
             hasty = await asyncio.gather(
                 *(clients.ask(chat(model="wide"), x_tidegate_priority="hasty") for _ in range(50))
             )
+            url, lane = f"{slots.console}/api/v1/requests", {"lane": "hasty", "limit": "500"}
+            rows = (await asyncio.to_thread(httpx.get, url, params=lane, headers=slots.proof, timeout=30)).json()
         released = time.monotonic()
         answers = await asyncio.gather(*patient)
         took = time.monotonic() - released
@@ -296,7 +298,9 @@ async def test_a_thousand_wait_in_one_worker(slots: Stack, capsys: pytest.Captur
     assert {(answer.status, answer.reason) for answer in answers} == {(200, "")}
     assert max(waits) <= 1000 * PATIENT_S + 1000
     assert {answer.reason for answer in hasty} <= {"queue_timeout", "deadline_unmeetable"}
-    assert max(answer.seconds for answer in hasty) <= PATIENT_S / 10, "long before the patient"
+    kept = [row["waited_s"] or 0.0 for row in rows["requests"]]
+    assert len(kept) == 50
+    assert max(kept) <= 1.0 + 1.0
     assert held["service"] < 1024 * 0.1 + before["service"]  # a tenth of the goal for ten times as many
 
 
