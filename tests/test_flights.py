@@ -1248,7 +1248,7 @@ def test_failed_attempts_are_told_once_though_their_request_was_settled_before(k
             await trip.failed("a", 500, attempt=0)
         assert attempts(desk) == [("a", "b"), ("b", "")]
         assert len(desk.observer.of(Settled)) == 1
-        assert desk.held() == {"upstream/a/m/requests": 1, "upstream/b/m/requests": 1}
+        assert desk.held() == {"upstream/a/m/requests": 1, "upstream/b/m/requests": 1, "upstream/b/m/total": 60}
         assert desk.left("tenant/agent/usd_hour") == pytest.approx(50 - 60 * 0.03)
 
     play(scenario)

@@ -67,6 +67,8 @@ class Flight:
     upstream, but for those that were learned of by their answer. lent: since when it has a second attempt of which it
     is not yet known whether it is used. lost: no record told how it ended, so that its estimate was kept. Before
     `depart` only `cancel` changes anything.
+
+    _paid: what its end took for an attempt whose own record had not come, by upstream.
     """
 
     request: Request
@@ -98,7 +100,7 @@ class Flight:
     _reserved: dict[str, tuple[Claim, ...]] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set)
     _failed: set[str] = field(default_factory=set)
-    _billed: tuple[str, ...] = ()
+    _paid: dict[str, Size] = field(default_factory=dict)
     _served: str = ""
 
     @property
@@ -109,7 +111,7 @@ class Flight:
     @property
     def open_books(self) -> bool:
         """Whether a record could still change anything."""
-        return not self.settled or bool(self._reserved) or (self.again and bool(self._served) and self.unheard > 0)
+        return not self.settled or bool(self._reserved) or (self.again and not self._paid and self.unheard > 0)
 
     @property
     def unheard(self) -> int:
@@ -148,11 +150,11 @@ class Flight:
             return []
         if upstream == self._served:
             return self._failed_before(upstream, refund)
-        if self.again and not self.tried and not last:
+        was_the_only_one = self.settled and self.attempts == 1  # its client left at it
+        if self.again and not self.tried and not last and not was_the_only_one:
             return self._try_again(upstream, refund)
         self._failed.add(upstream)
-        dollars = self._bill_kept(upstream, refund)
-        changes = self._ask(upstream) + self._give_back(upstream, refund, dollars) + self._charge(dollars)
+        changes = self._ask(upstream) + self._end_attempt(upstream, refund, self._paid.get(upstream))
         if upstream == self.at:
             changes += self._hold(upstream, 1.0)
             self.at = ""
@@ -184,10 +186,13 @@ class Flight:
         self.settled = True
         if left_at not in self.order:
             return _net(self._settle_own(Size(0, 0), 0.0))
-        changes = [] if left_at in self._reserved or left_at in self._failed else self._reserve(left_at)
-        dollars = 0.0 if left_at in self._failed else self._bill_kept(left_at, Refund.INPUT_KEPT)
-        changes += self._give_back(left_at, Refund.INPUT_KEPT, dollars)
-        return _net(changes + self._settle_own(self._prompt(left_at), dollars))
+        prompt, dollars, changes = self._prompt(left_at), 0.0, []
+        if left_at not in self._failed:
+            changes = [] if left_at in self._reserved else self._reserve(left_at)
+            dollars = self._bill(left_at, prompt)
+            changes += self._give_back(left_at, Refund.INPUT_KEPT, prompt, dollars)
+            self._paid[left_at] = prompt
+        return _net(changes + self._settle_own(prompt, dollars))
 
     def expire(self) -> list[Change]:
         """No record will come any more. Failed attempts get their tokens back; what is unknown keeps the estimate."""
@@ -196,6 +201,7 @@ class Flight:
         known, self.settled = self.settled, True
         if not known:
             self.lost, self.used = True, self.request.size
+            self._paid = {name: self.request.size_at(name) for name in self._reserved}
             self._reserved.clear()
             return []
         return [change for name in list(self._reserved) for change in self._give_back(name, Refund.ALL)]
@@ -203,13 +209,11 @@ class Flight:
     def _try_again(self, upstream: str, refund: Refund) -> list[Change]:
         """The same upstream is asked once more: what it holds while it runs stays, tokens and requests anew."""
         self.tried = True
-        dollars = self._bill_kept(upstream, refund)
-        self._billed = ()  # its second prompt is paid for, too, if that is cut as well
-        changes = self._give_back(upstream, refund, dollars) + self._charge(dollars)
+        changes = self._end_attempt(upstream, refund)
         self._asked.discard(upstream)
         if not self.settled:
             return _net(changes + self._reserve(upstream))
-        self._reserved[upstream] = self._owing(upstream)  # the books stay open for its second failure
+        self.attempts = max(self.attempts, 2)  # the books stay open for its second failure
         return _net(changes + self._ask(upstream))
 
     def _failed_before(self, upstream: str, refund: Refund) -> list[Change]:
@@ -217,15 +221,8 @@ class Flight:
         if not self.again or self.tried:
             return []
         self.tried = True
-        kept, changes = self._kept(upstream, refund), []
-        if refund is not Refund.UNSENT:
-            changes = [Change(c.key, -c.amount) for c in self._requests(upstream)]
-        if kept is not None:
-            dollars = self._bill(upstream, kept)
-            nothing = [Claim(claim.key, 0.0) for claim in _tokens(self.prices.get(upstream, ()))]
-            whole = self.request.size_at(upstream) if self._is_upfront(upstream) else kept
-            changes += _settled(nothing, whole, dollars, upfront=False) + self._charge(dollars)
-        return _net(changes)
+        self._asked.discard(upstream)
+        return _net(self._ask(upstream) + self._end_attempt(upstream, refund))
 
     def _move_to(self, upstream: str, now: float) -> list[Change]:
         self.at, self.came = upstream, now
@@ -248,14 +245,29 @@ class Flight:
     def _requests(self, upstream: str) -> list[Claim]:
         return [claim for claim in self.prices.get(upstream, ()) if _kind(claim.key) == Kind.REQUESTS]
 
-    def _give_back(self, upstream: str, refund: Refund, dollars: float = 0.0) -> list[Change]:
-        """What was reserved at `upstream`, but for what it keeps; of its dollars all but `dollars`."""
-        reserved = self._reserved.pop(upstream, None)
-        if reserved is None:  # it was reached by a failure that is not known yet
-            reserved = self._owing(upstream)
+    def _end_attempt(self, upstream: str, refund: Refund, paid: Size | None = None) -> list[Change]:
+        """It did not serve: what it has used is billed, and all else comes back of what was reserved for it.
+
+        Where the outcome or a later failure was told first, nothing is reserved, and what it has used is taken now.
+        paid: what its request's end took for it.
+        """
         kept = self._kept(upstream, refund)
+        if kept is None:
+            return self._give_back(upstream, refund)
+        owed = kept if paid is None else Size(max(0, kept.input - paid.input), max(0, kept.output - paid.output))
+        dollars = self._bill(upstream, kept if self.lost else owed)  # the estimate pays who served, which was not told
+        if upstream in self._reserved:
+            return self._give_back(upstream, refund, kept, dollars) + self._charge(dollars)
+        if self._is_upfront(upstream):
+            owed = Size(0, 0) if paid else self.request.size_at(upstream)
+        nothing = [Claim(claim.key, 0.0) for claim in _tokens(self.prices.get(upstream, ()))]
+        return _settled(nothing, owed, dollars, upfront=False) + self._charge(dollars)
+
+    def _give_back(self, upstream: str, refund: Refund, kept: Size | None = None, usd: float = 0.0) -> list[Change]:
+        """What is reserved at `upstream`, but for what was `kept`; of its dollars all but `usd`."""
+        reserved = self._reserved.pop(upstream, ())
         if kept is not None:
-            left = _settled(reserved, kept, dollars, upfront=self._is_upfront(upstream))
+            left = _settled(reserved, kept, usd, upfront=self._is_upfront(upstream))
             changes = [c if _kind(c.key) in DOLLARS else Change(c.key, max(0.0, c.amount)) for c in left]
         else:
             changes = [Change(c.key, c.amount) for c in reserved]
@@ -264,10 +276,6 @@ class Flight:
             changes += [Change(c.key, c.amount) for c in self._requests(upstream)]
         return changes
 
-    def _owing(self, upstream: str) -> tuple[Claim, ...]:
-        """A reservation of nothing, which owes what it has cost all the same."""
-        return tuple(Claim(c.key, 0.0) for c in self.prices.get(upstream, ()) if _kind(c.key) in DOLLARS)
-
     def _settle_own(self, actual: Size, dollars: float) -> list[Change]:
         """The tenant's and the session's: what was taken comes back but for what was used."""
         self.used = actual
@@ -275,13 +283,6 @@ class Flight:
 
     def _charge(self, dollars: float) -> list[Change]:
         return [Change(c.key, -dollars) for c in self.allowance if _kind(c.key) in DOLLARS] if dollars else []
-
-    def _bill_kept(self, upstream: str, refund: Refund) -> float:
-        """Dollars for what an attempt that did not serve has used, beyond the input that whoever left there paid."""
-        kept = self._kept(upstream, refund)
-        if kept is None:
-            return 0.0
-        return self._bill(upstream, Size(0, kept.output) if upstream in self._billed else kept)
 
     def _kept(self, upstream: str, refund: Refund) -> Size | None:
         """What an attempt that ended so has used at `upstream`; None for nothing."""
@@ -297,7 +298,6 @@ class Flight:
         return Size(self.request.size_at(upstream).input, 0)
 
     def _bill(self, upstream: str, size: Size, usage: Usage | None = None) -> float:
-        self._billed += (upstream,)
         prices = self.rates.get(upstream)
         if prices is None:
             return 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 
 import pytest
@@ -712,11 +713,12 @@ def test_two_attempts_that_are_both_heard_of_late_are_both_settled(refund: Refun
     book.flight.again = True
     book.apply(book.flight.unserved())
     book.apply(book.flight.land(1002.0))
-    for is_open in (True, False):
+    for number in (1, 2):
         assert book.flight.open_books
+        book.flight.heard.add(("a", number, 2.0))
         book.apply(book.flight.attempt_failed("a", refund, NOW))
-        assert book.flight.open_books == is_open
-    assert book.at("a").get("requests", 0) == 2 * paid
+        assert book.flight.open_books == (number == 1)
+    assert book.at("a") == ({"requests": 2, "total": 120} if paid else {})
     assert book.dollars() == pytest.approx(2 * paid * cost(RATES["a"], Size(60, 0)))
 
 
@@ -737,3 +739,74 @@ def test_it_knows_how_many_failures_are_yet_to_be_told() -> None:
     assert flight.unheard == 1
     flight.heard.add(("a", 1, 0.0))
     assert flight.unheard == 0
+
+
+@dataclass(frozen=True)
+class Journey:
+    """What really happened to a request. failed: how each attempt ended that did not serve. end: what its own record
+    says: who served, or where it was when its client left it, or that nobody is left.
+    """
+
+    order: tuple[str, ...]
+    again: bool
+    failed: tuple[Refund, ...]
+    end: str
+    upfront: frozenset[str]
+
+    @property
+    def tries(self) -> tuple[str, ...]:
+        """Who is asked, one after the other."""
+        return self.order * 2 if self.again else self.order
+
+    def fly(self, told_at: int, landed_at: int) -> Book:
+        """The books when all is told: its own record after so many of its attempts', its stream's end after so many of
+        all records.
+        """
+        book = Book(self.order, self.upfront)
+        book.depart()
+        book.flight.again = self.again
+        steps = [partial(self._fail, book, number) for number in range(len(self.failed))]
+        steps.insert(told_at, partial(self._end, book))
+        steps.insert(landed_at, lambda: book.flight.land(NOW))
+        for step in steps:
+            book.apply(step())
+        return book
+
+    def _fail(self, book: Book, number: int) -> list[Change]:
+        name, last = self.tries[number], number + 1 == len(self.tries)
+        book.flight.attempts = max(book.flight.attempts, number + 1)
+        book.flight.heard.add((name, number + 1, float(number)))
+        return book.flight.attempt_failed(name, self.failed[number], NOW, last=last)
+
+    def _end(self, book: Book) -> list[Change]:
+        asked = len(self.failed) + (self.end != "nobody")
+        book.flight.attempts = asked
+        if self.end == "served":
+            return book.flight.served(self.tries[asked - 1], Usage(input=50, output=10))
+        return book.flight.unserved(self.tries[asked - 1] if self.end == "left" else "")
+
+
+@st.composite
+def journeys(draw: st.DrawFn) -> Journey:
+    """What can happen on Envoy: attempts one after the other, until one serves, its client leaves, or none is left."""
+    order = draw(orders)
+    again = draw(st.booleans()) if len(order) == 1 else False
+    most = len(order) * (1 + again)
+    failed = tuple(draw(st.lists(refunds, max_size=most)))
+    end = "nobody" if len(failed) == most else draw(st.sampled_from(["served", "left"]))
+    return Journey(order, again, failed, end, draw(st.frozensets(st.sampled_from("abcd"))))
+
+
+@given(journeys(), st.data())
+def test_when_it_is_told_how_a_request_ended_changes_nothing(journey: Journey, data: st.DataObject) -> None:
+    """Before or after its attempts, and whenever its stream ends: each upstream keeps the same in the end, and so do
+    its tenant and its session.
+    """
+    records = len(journey.failed) + 1
+    usual = journey.fly(records - 1, records)
+    told_at = data.draw(st.integers(0, records - 1), "told after")
+    book = journey.fly(told_at, data.draw(st.integers(0, records), "landed after"))
+    assert {key: pytest.approx(amount) for key, amount in usual.held.items() if amount} == +book.held
+    assert book.flight.cost == pytest.approx(usual.flight.cost)
+    assert book.flight.used == usual.flight.used
+    assert not book.flight.open_books
