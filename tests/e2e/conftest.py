@@ -23,7 +23,7 @@ PATIENCE_S = 30.0
 """So long a busy machine may take for what is there at once on another; nobody waits for longer than it takes."""
 
 CLIENTS_SOCKETS = r"ignore:Exception ignored in. <socket\.socket:pytest.PytestUnraisableExceptionWarning"
-"""SDKs that lost patience leave sockets to the collector, which finds them in whatever test comes later."""
+"""SDKs leave sockets to the collector, which finds them in whatever test comes later, in this folder or not."""
 
 GRACE_S = 3.0
 """How long a record may take to come before books are closed without it."""
@@ -34,6 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/e2e" in str(item.path):
             item.add_marker(pytest.mark.e2e)
+        if item.get_closest_marker("e2e"):
             item.add_marker(pytest.mark.filterwarnings(CLIENTS_SOCKETS))
 
 

@@ -102,7 +102,7 @@ def test_the_openai_sdk_gets_its_answer_after_it_lost_patience(one: Stack, name:
         answer = client.chat.completions.create(**chat("impatient" * 99, model=name), stream=stream)  # type: ignore[call-overload]
         return "".join(chunk.choices[0].delta.content or "" for chunk in answer) if stream else answer.choices
 
-    with ThreadPoolExecutor(2) as pool:
+    with client, other, ThreadPoolExecutor(2) as pool:
         with busy(one, name):
             asked = pool.submit(ask)
             until(lambda: waiting(one) == 1)
@@ -120,7 +120,7 @@ def test_the_anthropic_sdk_gets_its_answer_too(one: Stack) -> None:
     client = anthropic.Anthropic(base_url=one.url, api_key="sk-a", max_retries=3, timeout=1.5)
     ask: dict[str, Any] = {"model": "fresh-2", "max_tokens": 16, "messages": [{"role": "user", "content": "impatient"}]}
     retried = counted(one, "retried")
-    with ThreadPoolExecutor(1) as pool:
+    with client, ThreadPoolExecutor(1) as pool:
         with busy(one, "fresh-2"):
             asked = pool.submit(lambda: [event.type for event in client.messages.create(**ask, stream=True)])
             until(lambda: counted(one, "retried") > retried and waiting(one) == 1)
@@ -351,7 +351,7 @@ def test_a_retry_at_the_promised_time_is_served(one: Stack) -> None:
         **chat("promised" * 50, model="fresh-4"),
         extra_headers={"x-tidegate-priority": "short", "x-team": "team"},
     )
-    with ThreadPoolExecutor(1) as pool:
+    with client, ThreadPoolExecutor(1) as pool:
         with busy(one, "fresh-4"):
             asked = pool.submit(ask)
             until(lambda: counted(one, "refused") > refused)
@@ -362,8 +362,8 @@ def test_a_retry_at_the_promised_time_is_served(one: Stack) -> None:
 
 def test_a_retry_after_an_upstream_failed_is_a_new_request(one: Stack) -> None:
     """The provider fails, the SDK comes again and is served; nothing is left of the first."""
-    client = openai.OpenAI(base_url=f"{one.url}/v1", api_key="sk-a", max_retries=2, timeout=30)
     upstream = one.fakes["one"]
     fault = {"fault": "503", "count": 1}
     httpx.post(f"http://{upstream.host}:{upstream.port}/admin/fault", json=fault).raise_for_status()
-    assert client.chat.completions.create(**chat("fails once")).choices
+    with openai.OpenAI(base_url=f"{one.url}/v1", api_key="sk-a", max_retries=2, timeout=30) as client:
+        assert client.chat.completions.create(**chat("fails once")).choices
