@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -1250,6 +1251,47 @@ def test_failed_attempts_are_told_once_though_their_request_was_settled_before(k
         assert len(desk.observer.of(Settled)) == 1
         assert desk.held() == {"upstream/a/m/requests": 1, "upstream/b/m/requests": 1, "upstream/b/m/total": 60}
         assert desk.left("tenant/agent/usd_hour") == pytest.approx(50 - 60 * 0.03)
+
+    play(scenario)
+
+
+FAILURES: dict[str, dict[str, Any]] = {
+    "refused": {"status": 500, "shown": 503},
+    "cut": {"status": 0, "flags": TIMEOUT},
+    "never sent": {"status": 0, "flags": REFUSED},
+}
+
+
+@pytest.mark.parametrize("end", ["served", "left", "nobody is left"])
+@pytest.mark.parametrize("tries", ["ab", "aa"])
+@pytest.mark.parametrize("upfront", ["", "ab"])
+def test_all_is_paid_for_alike_in_whichever_order_it_is_told(tries: str, end: str, upfront: str) -> None:
+    """A request's own record before, between or after those of its failed attempts, and its stream's end whenever."""
+
+    async def flown(loop: VirtualLoop, failures: Sequence[str], told: int, landed: int) -> object:
+        desk = Desk(loop)
+        trip = await desk.take_off("".join(dict.fromkeys(tries)), upfront=upfront, tenant="agent")
+        trip.flight.again = tries == "aa"
+        asked = len(failures) + (end != "nobody is left")
+        final: dict[str, Any] = {"tail": DONE} if end == "served" else {"status": 0, "flags": LEFT}
+        final = {"upstream": "", "status": 503} if end == "nobody is left" else {"upstream": tries[asked - 1], **final}
+        steps = [
+            partial(trip.failed, tries[number], **FAILURES[how], attempt=0, duration_s=1.0 + number)
+            for number, how in enumerate(failures)
+        ]
+        steps.insert(told, partial(trip.final, **final, attempt=asked))
+        steps.insert(landed, trip.land)
+        for step in steps:
+            await step()
+        assert not desk.flights.unsettled
+        return desk.held(), desk.left("tenant/agent/usd_hour"), attempts(desk)
+
+    async def scenario(loop: VirtualLoop) -> None:
+        most = len(tries) if end == "nobody is left" else len(tries) - 1
+        for failures in product(FAILURES, repeat=most):
+            usual = await flown(loop, failures, most, most + 1)
+            for told, landed in product(range(most), range(most + 2)):
+                assert await flown(loop, failures, told, landed) == usual, (failures, told, landed)
 
     play(scenario)
 
