@@ -21,7 +21,7 @@ up: $(STAMP) ## start Envoy, Tidegate and fake providers, and show how it goes u
 	@exec $(BIN)/tidegate up
 
 test: $(STAMP) ## run all tests, those on a real Envoy included
-	$(BIN)/python -m pytest -m "not e2e" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not e2e" -n 3 --dist worksteal
 	$(BIN)/python -m pytest -m e2e -n 3 --dist loadfile
 
 test-classic: $(STAMP) ## run the tests on a real Envoy in the profile for older ones; TIDEGATE_ENVOY=... says on which
@@ -32,7 +32,7 @@ check: $(STAMP) ## run ruff, mypy, import-linter, and the tests that need no Env
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m "not e2e" -n 2 --dist worksteal --cov --cov-report=
+	$(BIN)/python -m pytest -m "not e2e" -n 3 --dist worksteal --cov --cov-report=
 	$(BIN)/coverage report --include 'extproc/core/*' --fail-under 100 --skip-covered
 	$(BIN)/coverage report --fail-under 85 --skip-covered
 
