@@ -136,7 +136,7 @@ def route(going: Departure, now_ms: int) -> dict[str, Any]:
     if going.deadline_ms is not None:
         words |= {"deadline_ms": going.deadline_ms, "began_ms": now_ms}
         if going.per_try_s is not None:
-            words["per_try_ms"] = int(going.per_try_s * 1000)
+            words["per_try_ms"] = codec.whole_ms(going.per_try_s)
     if going.heads:
         words |= {"width": going.width, "heads": dict(going.heads)}
     return words

@@ -40,6 +40,7 @@ __all__ = [
     "put",
     "record",
     "upstream_at",
+    "whole_ms",
 ]
 
 ROUTE = "llm.route"
@@ -124,9 +125,9 @@ def leaving(going: Departure, asked: str) -> ProcessingResponse:
     # Envoy acts on clear_route_cache only together with a header mutation: the retry count always is one.
     put(mutation.set_headers, "x-envoy-max-retries", str(len(going.order) - 1 + going.again))
     if going.per_try_s is not None:
-        put(mutation.set_headers, "x-envoy-upstream-rq-per-try-timeout-ms", _ms(going.per_try_s))
+        put(mutation.set_headers, "x-envoy-upstream-rq-per-try-timeout-ms", str(whole_ms(going.per_try_s)))
     if going.total_s is not None:
-        put(mutation.set_headers, "x-envoy-upstream-rq-timeout-ms", _ms(going.total_s))
+        put(mutation.set_headers, "x-envoy-upstream-rq-timeout-ms", str(whole_ms(going.total_s)))
     mutation.remove_headers.extend(going.removed)
     if going.body is not None:
         common.body_mutation.body = going.body
@@ -188,7 +189,7 @@ def _write_route(route: Struct, going: Departure) -> None:
     if going.deadline_ms is not None:
         fields["deadline_ms"].number_value = going.deadline_ms
         if going.per_try_s is not None:
-            fields["per_try_ms"].number_value = int(going.per_try_s * 1000)
+            fields["per_try_ms"].number_value = whole_ms(going.per_try_s)
     if going.heads:
         fields["width"].number_value = going.width
         heads = fields["heads"].struct_value.fields
@@ -272,8 +273,9 @@ def _answered(common: AccessLogCommon) -> float | None:
     return first.seconds + first.nanos / 1e9
 
 
-def _ms(seconds: float) -> str:
-    return str(max(1, int(seconds * 1000)))
+def whole_ms(seconds: float) -> int:
+    """A limit in milliseconds, as Envoy takes it. Never 0, which would be none, and not what is left of a deadline."""
+    return max(1, int(seconds * 1000))
 
 
 def _words(struct: Struct) -> Mapping[str, str | float]:

@@ -74,6 +74,22 @@ def test_a_stream_that_fails_before_its_deadline_is_not_late(gate: Gate) -> None
         assert answer.elapsed.total_seconds() < 1.4
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_that_has_all_but_passed_is_told_as_one(gate: Gate, *, stream: bool) -> None:
+    """However few milliseconds are left for its attempts, or none: nothing else is told, or held against anybody."""
+    upstream = {"limits": [{"tpm": 60_000_000, "rpm": 600_000}], "fake": {"first_token_s": 0.5}}
+    stack = gate(upstreams={"only": upstream}, retries={"share": 1, "least_per_s": 100})
+    reasons = set()
+    for number in range(120):
+        headers = {"x-request-timeout-ms": str(1 + number % 12)}
+        body = chat(str(number), stream=stream)
+        answer = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=headers, timeout=10)
+        reasons.add((answer.status_code, answer.headers["x-tidegate-reason"]))
+    assert (504, "deadline_passed") in reasons
+    assert {reason for _, reason in reasons} <= {"deadline_passed", "deadline_unmeetable"}
+    assert stack.state()["breakers"]["only"]["failures"] == 0
+
+
 def post_fault(stack: Stack, name: str) -> None:
     """Let the next request at a fake be refused."""
     httpx.post(f"{stack.fakes[name].where}/admin/fault", json={"fault": "503", "count": 1}).raise_for_status()

@@ -158,6 +158,20 @@ async def test_gates_are_told_what_the_metadata_says() -> None:
 PLAIN = Departure(
     ticket="t", order=("a",), path="/v1/x", dialect="openai", stream=False, queue_ms=0, fail_body="", fail_retry_s=1
 )
+
+
+@pytest.mark.parametrize(("left_s", "told"), [(0.0004, 1), (0.0012, 1), (0.2509, 250)])
+def test_a_limit_is_at_least_a_millisecond(left_s: float, told: int) -> None:
+    """In both profiles, and the same for Envoy and for the script that compares it with what is left of a deadline."""
+    going = replace(PLAIN, per_try_s=left_s, total_s=left_s, deadline_ms=1)
+    leaving = codec.leaving(going, "request_headers")
+    sent = headers_of(leaving)
+    limits = [sent[f"x-envoy-upstream-rq-{which}timeout-ms"] for which in ("per-try-", "")]
+    assert limits == [str(told)] * 2
+    assert MessageToDict(leaving.dynamic_metadata)["llm.route"]["per_try_ms"] == told
+    assert answers.route(going, 0)["per_try_ms"] == told
+
+
 PLAINLY, HEADS = ("priority_groups", "ticket"), ("heads", "width")
 
 

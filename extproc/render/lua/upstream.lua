@@ -30,12 +30,13 @@ local function put_head(handle, head, width)
   if body:getBytes(0, width) ~= own then body:setBytes(own .. body:getBytes(width, body:length() - width)) end
 end
 
--- Milliseconds left of the caller's deadline. Notes whether this attempt ends with it, so that it can be told as that.
+-- Milliseconds left of the caller's deadline. Notes whether this attempt ends with it, so that it can be told as that:
+-- what is then left is no time for anybody, were it only what was lost by rounding.
 local function time_left(handle, route)
   local metadata, now = handle:streamInfo():dynamicMetadata(), tonumber(handle:timestamp())
   if not route.began_ms then metadata:set("llm.route", "began_ms", now) end
   local left = math.max(1, route.deadline_ms - (now - (route.began_ms or now)))
-  if route.per_try_ms then metadata:set("llm.route", "late", route.per_try_ms >= left * 0.95) end
+  if route.per_try_ms then metadata:set("llm.route", "late", route.per_try_ms >= left * 0.95 - 5) end
   return left
 end
 
